@@ -1,0 +1,144 @@
+"""The adapter contract: what a serving stack must offer so that equiport can validate its ports.
+
+Five methods (seed 003's adapter interface) and a few with defaults. Adapters live in `adapters/<stack>/`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equiport.errors import EquiportError
+
+
+class Tier(str, Enum):
+    """Where a port runs; stamped in every result."""
+
+    DEVICE = "device"
+    REAL_CPU = "real-cpu"
+    STAND_IN = "stand-in"
+
+
+@dataclass(frozen=True)
+class StackStatus:
+    """Which tier a stack gets here, and why. `version` is the stack's own; `headline` is what reports print."""
+
+    stack: str
+    tier: Tier
+    name: str
+    version: str
+    why: str
+    device: str = "cpu"
+
+    @property
+    def headline(self) -> str:
+        """Where it ran, in the words of the report's headline."""
+        return {
+            Tier.DEVICE: f"device {self.device}",
+            Tier.REAL_CPU: f"real {self.name} in CPU mode",
+            Tier.STAND_IN: "on the CPU stand-in",
+        }[self.tier]
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What a strict load found. Keys are the target's own state-dict keys."""
+
+    loaded: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    mis_shaped: tuple[str, ...] = ()
+    benign: tuple[str, ...] = ()
+
+    @property
+    def clean(self) -> bool:
+        """True when nothing but the stack's benign keys is missing, unexpected or mis-shaped."""
+        return not (self.missing or self.unexpected or self.mis_shaped)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One prompt's output from `device_inference`: `tokens` [n], `text`, `logits` [n, V] float32 or None."""
+
+    tokens: tuple[int, ...]
+    text: str = ""
+    logits: Tensor | None = field(default=None, compare=False)
+
+
+class NotOffered(EquiportError):
+    """The stack does not offer this optional capability."""
+
+
+class StackAdapter(ABC):
+    """Speaks to one serving stack. One instance serves one process; models are made and dropped one at a time."""
+
+    name: str
+
+    @abstractmethod
+    def check_environment(self) -> StackStatus:
+        """Which tier this stack gets here. Imports nothing heavy."""
+
+    @abstractmethod
+    def init_distributed(self, tp_degree: int = 1) -> None:
+        """Put the stack on the import path and bring up its parallel state for `tp_degree` ranks. Idempotent."""
+
+    @abstractmethod
+    def create_model(
+        self,
+        target_module_file: str | Path,
+        target_class_name: str,
+        target_config_name: str,
+        hf_model_path: str | Path,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        batch_size: int = 1,
+        seq_len: int = 64,
+        tp_degree: int = 1,
+        **kw: Any,
+    ) -> nn.Module:
+        """Build the port's causal-LM (or inner) class, without weights, in CPU mode unless a device is asked for.
+
+        Raises:
+            EquiportError: the file does not import, has no such class, or the config lacks a field.
+        """
+
+    @abstractmethod
+    def load_weights(self, model: nn.Module, hf_model_path: str | Path, dtype: torch.dtype) -> LoadReport:
+        """Load the HF folder's weights through the port's own conversion, strictly; findings are reported."""
+
+    @abstractmethod
+    def forward(
+        self,
+        model: nn.Module,
+        input_ids: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        positions: Tensor | None = None,
+        **kw: Any,
+    ) -> Tensor:
+        """Next-token logits, float32, [B, V].
+
+        Prefill: `input_ids` [B, T] right-padded, `lengths` [B] (default: all T). Resets the rows' KV cache.
+        Decode: `input_ids` [B, 1] and `positions` [B], the position of each new token (= number of prior tokens).
+        B must be the batch size that the model was made with.
+        """
+
+    @abstractmethod
+    def device_inference(
+        self, model_id: str, tp_size: int, prompts: Sequence[Sequence[int]], max_tokens: int = 32, **kw: Any
+    ) -> list[Generation]:
+        """Greedy generation of `max_tokens` for each prompt (token ids); on a compiled model, or in CPU mode."""
+
+    @abstractmethod
+    def inner_model(self, model: nn.Module) -> nn.Module:
+        """The module that holds the port's layers and weights (`model` itself if it is the inner class)."""
+
+    def cleanup(self) -> None:
+        """Drop what `init_distributed` brought up. Default: nothing."""
