@@ -1,0 +1,175 @@
+"""Load the source model from its HF folder, or make a fixture folder of the same architecture."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equiport.errors import EquiportError
+from equiport.fixtures.folder import has_weights, read_config, tensor_headers
+from equiport.fixtures.tiny_config import tiny_config
+from equiport.fixtures.weights import WeightKind, draw_weights
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+@dataclass(frozen=True)
+class Fixture:
+    """A folder that reference and port both load. `tiny` says whether its dimensions are shrunk."""
+
+    folder: Path
+    kind: WeightKind
+    seed: int
+    tiny: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """For names of comparisons."""
+        return self.kind.value if self.kind is WeightKind.REAL else f"{self.kind.value}-{self.seed}"
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
+    """The source model in `dtype`, eager attention, eval mode, on the CPU.
+
+    Raises:
+        EquiportError: unknown architecture, missing or damaged weights, missing keys.
+    """
+    from transformers import AutoModelForCausalLM
+
+    read_config(folder)
+    tensor_headers(folder)
+    with quiet_transformers():
+        try:
+            model, info = AutoModelForCausalLM.from_pretrained(
+                str(folder), dtype=dtype, attn_implementation="eager", output_loading_info=True
+            )
+        except (ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+            raise EquiportError(
+                f"transformers cannot load it: {_first_line(error)}",
+                where=folder,
+                remedy="Check config.json and weights.",
+            ) from error
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise EquiportError(
+            f"weights lack {len(missing)} tensors, first {missing[0]}",
+            where=folder,
+            remedy="Complete the weights: a reference with random tensors proves nothing.",
+        )
+    return model.eval()
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """The source model's structure on the meta device: no weights, no memory.
+
+    Raises:
+        EquiportError: transformers does not know the architecture or a config field is missing or wrong.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = _auto_config(folder)
+    with quiet_transformers(), torch.device("meta"):
+        try:
+            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise EquiportError(
+                f"transformers cannot build it: {_first_line(error)}",
+                where=folder / "config.json",
+                remedy="Check the config.",
+            ) from error
+
+
+def materialize(
+    source: Path, target: Path, kind: WeightKind, seed: int, *, tiny: bool, square: bool = False
+) -> Fixture:
+    """Write a fixture folder with drawn weights, in the layout that `save_pretrained` gives.
+
+    `tiny` shrinks the dimensions first; otherwise the model's own config is used whole.
+
+    Raises:
+        EquiportError: the architecture is unknown or the config cannot be shrunk.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = read_config(source)
+    shrunk = tiny_config(raw, square=square) if tiny else None
+    config = _config_from(shrunk.config if shrunk else raw, target)
+    torch.manual_seed(seed)
+    with quiet_transformers():
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+        tied = bool(getattr(config, "tie_word_embeddings", False))
+        model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied))
+        try:
+            model.save_pretrained(str(target), safe_serialization=True)
+        except OSError as error:
+            raise EquiportError(f"cannot be written: {error}", where=target, remedy="Free some disk space.") from error
+    # the port must read the same keys as in the user's own config.json, whatever this transformers renames
+    saved = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    merged = {**saved, **(shrunk.config if shrunk else raw)}
+    (target / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
+    AutoConfig.from_pretrained(str(target))
+    return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
+
+
+def real_fixture(folder: Path) -> Fixture:
+    """The model's own folder as a fixture.
+
+    Raises:
+        EquiportError: it has no weights.
+    """
+    if not has_weights(folder):
+        raise EquiportError("holds no *.safetensors weights", where=folder, remedy="Add the weights.")
+    return Fixture(folder, WeightKind.REAL, 0, tiny=False)
+
+
+def _auto_config(folder: Path) -> Any:
+    return _config_from(read_config(folder), folder)
+
+
+def _config_from(raw: dict[str, Any], where: Path) -> Any:
+    from transformers import AutoConfig
+
+    values = dict(raw)
+    model_type = values.pop("model_type", None)
+    if not model_type:
+        raise EquiportError("missing", where=where / "config.json", field="model_type", remedy="Add the model_type.")
+    values.pop("quantization_config", None)
+    try:
+        return AutoConfig.for_model(model_type, **values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise EquiportError(
+            f"transformers refuses it: {_first_line(error)}", where=where / "config.json", remedy="Check the config."
+        ) from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off the screen; errors are raised, not logged."""
+    from transformers.utils import logging as hf_logging
+
+    level = hf_logging.get_verbosity()
+    bars = getattr(hf_logging, "is_progress_bar_enabled", lambda: True)()
+    hf_logging.set_verbosity(logging.ERROR)
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:300]

@@ -1,0 +1,202 @@
+"""component_mapping.json: pairs of source modules and target modules, with `{i}` for layer indices.
+
+The file is a JSON array; an entry is `[source_modules, target_modules]` or `[source_modules, target_modules, notes]`,
+where notes may hold `reasoning`, `indices`, `reduction_split`, `component_type`. An entry with one empty side explains
+a module without counterpart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from equiport.errors import EquiportError
+from equiport.experiment.atomic import read_json, write_json
+from equiport.structure.tree import with_index
+
+_NOTE_KEYS = {"reasoning", "indices", "reduction_split", "component_type"}
+
+
+@dataclass(frozen=True)
+class MappingEntry:
+    """A mapped pair (component), or an explained module where one side is empty.
+
+    `indices`: for each instance the values of the placeholders; empty means one instance without placeholder.
+    """
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+    reasoning: str = ""
+    indices: tuple[tuple[int, ...], ...] = ()
+    reduction_split: int | None = None
+    component_type: str = ""
+
+    @property
+    def is_component(self) -> bool:
+        """Whether both sides are there, so that it can be tested."""
+        return bool(self.source and self.target)
+
+    @property
+    def name(self) -> str:
+        """The component's name: its target path(s) with placeholders."""
+        return "+".join(self.target or self.source)
+
+    def instances(self) -> list[tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]]:
+        """(source paths, target paths, index) of each instance."""
+        return [
+            (tuple(fill(path, index) for path in self.source), tuple(fill(path, index) for path in self.target), index)
+            for index in (self.indices or ((),))
+        ]
+
+
+@dataclass(frozen=True)
+class ComponentMapping:
+    """All entries, in forward order."""
+
+    entries: tuple[MappingEntry, ...]
+
+    @property
+    def components(self) -> tuple[MappingEntry, ...]:
+        """Entries with both sides."""
+        return tuple(entry for entry in self.entries if entry.is_component)
+
+
+@dataclass(frozen=True)
+class MappingProblem:
+    """Something wrong with a mapping: which entry, what."""
+
+    entry: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class MappingCheck:
+    """Problems, and the modules that no entry maps or explains."""
+
+    problems: tuple[MappingProblem, ...] = ()
+    unmapped_source: tuple[str, ...] = ()
+    unmapped_target: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def complete(self) -> bool:
+        """Every path exists and every module is mapped or explained."""
+        return not (self.problems or self.unmapped_source or self.unmapped_target)
+
+
+def fill(path: str, index: Sequence[int]) -> str:
+    """`layers.{i}.mlp`, (7,) -> `layers.7.mlp`."""
+    for letter, value in zip("ijklm", index, strict=False):
+        path = path.replace("{" + letter + "}", str(value))
+    return path
+
+
+def save_mapping(path: Path, mapping: ComponentMapping) -> Path:
+    """Write the mapping in the array form."""
+    return write_json(path, [_as_json(entry) for entry in mapping.entries])
+
+
+def _as_json(entry: MappingEntry) -> list[Any]:
+    notes: dict[str, Any] = {"reasoning": entry.reasoning}
+    if entry.component_type:
+        notes["component_type"] = entry.component_type
+    if entry.indices:
+        notes["indices"] = [list(index) if len(index) > 1 else index[0] for index in entry.indices]
+    if entry.reduction_split is not None:
+        notes["reduction_split"] = entry.reduction_split
+    return [list(entry.source), list(entry.target), notes]
+
+
+def load_mapping(path: Path, source_paths: Sequence[str], target_paths: Sequence[str]) -> ComponentMapping:
+    """Read a mapping; placeholders without `indices` are expanded over the target's tree.
+
+    Raises:
+        EquiportError: no JSON, not an array of pairs, or an unknown note (the entry is named).
+    """
+    raw = read_json(path, remedy="Correct it, or delete it to have it proposed again.")
+    if not isinstance(raw, list) or not raw:
+        raise EquiportError(
+            "must be a non-empty JSON array of [source_modules, target_modules] pairs",
+            where=path,
+            remedy="Correct it, or delete it to have it proposed again.",
+        )
+    entries = [_parse(path, number, item) for number, item in enumerate(raw)]
+    return ComponentMapping(tuple(_expand(entry, source_paths, target_paths) for entry in entries))
+
+
+def _parse(path: Path, number: int, item: Any) -> MappingEntry:
+    def bad(what: str) -> EquiportError:
+        return EquiportError(what, where=path, field=f"entry {number}", remedy="Correct this entry.")
+
+    if isinstance(item, dict) and {"source", "target"} <= set(item):
+        item = [item["source"], item["target"], {k: v for k, v in item.items() if k not in ("source", "target")}]
+    if not isinstance(item, list) or len(item) not in (2, 3):
+        raise bad("is no [source_modules, target_modules] pair")
+    sides = []
+    for side in item[:2]:
+        paths = [side] if isinstance(side, str) else side
+        if not isinstance(paths, list) or not all(isinstance(one, str) for one in paths):
+            raise bad("module lists must hold strings")
+        sides.append(tuple(paths))
+    if not sides[0] and not sides[1]:
+        raise bad("names no module on either side")
+    notes = item[2] if len(item) == 3 else {}
+    notes = {"reasoning": notes} if isinstance(notes, str) else notes
+    if not isinstance(notes, dict) or set(notes) - _NOTE_KEYS:
+        unknown = sorted(set(notes) - _NOTE_KEYS) if isinstance(notes, dict) else notes
+        raise bad(f"unknown notes {unknown}; known are {sorted(_NOTE_KEYS)}")
+    split = notes.get("reduction_split")
+    if split is not None and (not isinstance(split, int) or split < 1):
+        raise bad("reduction_split must be a positive integer")
+    indices = tuple((value,) if isinstance(value, int) else tuple(value) for value in notes.get("indices", ()))
+    return MappingEntry(
+        sides[0],
+        sides[1],
+        str(notes.get("reasoning", "")),
+        indices,
+        split,
+        str(notes.get("component_type", "")),
+    )
+
+
+def _expand(entry: MappingEntry, source_paths: Sequence[str], target_paths: Sequence[str]) -> MappingEntry:
+    pattern = next((path for path in (*entry.target, *entry.source) if "{" in path), None)
+    if entry.indices or pattern is None:
+        return entry
+    tree = target_paths if pattern in entry.target else source_paths
+    regex = re.compile(re.sub(r"\\\{[i-m]\\\}", r"(\\d+)", re.escape(pattern)) + "$")
+    found = sorted({tuple(int(number) for number in match.groups()) for path in tree if (match := regex.match(path))})
+    return replace(entry, indices=tuple(found) or ((0,),))
+
+
+def check_mapping(
+    mapping: ComponentMapping,
+    source_paths: Sequence[str],
+    target_paths: Sequence[str],
+) -> MappingCheck:
+    """Every path named exists, and every module is mapped, explained, or inside one that is explained."""
+    problems: list[MappingProblem] = []
+    covered: dict[str, set[str]] = {"source": set(), "target": set()}
+    explained: dict[str, set[str]] = {"source": set(), "target": set()}
+    trees = {"source": set(source_paths), "target": set(target_paths)}
+    for entry in mapping.entries:
+        for source, target, _ in entry.instances():
+            for side, paths in (("source", source), ("target", target)):
+                unknown = [path for path in paths if path not in trees[side]]
+                problems += [MappingProblem(entry.name, f"the {side} has no module {path!r}") for path in unknown]
+                (covered if entry.is_component else explained)[side].update(paths)
+    left = {
+        side: sorted(
+            with_index(path)[0]
+            for path in trees[side]
+            if path not in covered[side]
+            and not any(path == one or path.startswith(one + ".") for one in explained[side])
+        )
+        for side in trees
+    }
+    unique = {side: tuple(dict.fromkeys(paths)) for side, paths in left.items()}
+    deduplicated = tuple(dict.fromkeys(problems))
+    return MappingCheck(deduplicated, unique["source"], unique["target"])

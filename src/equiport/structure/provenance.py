@@ -1,0 +1,193 @@
+"""Weight provenance: which source tensors a target tensor was made of, found by value and not by name.
+
+The port's own conversion is run on folders whose tensors hold tags instead of weights: once the tensor's identity,
+once each element's row, once its column. What arrives in the port's parameters tells where every element came from,
+through renames, fusions, splits, transposes, replications and ties alike.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equiport.fixtures.folder import TensorHeader, fill_like, read_config, tensor_headers, write_folder
+from equiport.stacks.contract import LoadReport, StackAdapter
+from equiport.stacks.port_classes import PortClasses
+
+# an identity tag is _STEP * n + _MARK: arithmetic on it (norm + 1, a multiplier) breaks the residue and shows
+_STEP, _MARK = 1024, 37
+
+
+class Origin(str, Enum):
+    """How a target tensor came to be."""
+
+    COPIED = "copied"
+    TRANSPOSED = "transposed"
+    FUSED = "fused"
+    ROWS = "rows rearranged"
+    ELEMENTS = "elements rearranged"
+    COMPUTED = "computed"
+    CONSTANT = "not from the weights"
+
+
+@dataclass(frozen=True)
+class TensorProvenance:
+    """The origin of one target tensor.
+
+    `sources` in order of first appearance along dim 0. `row_map`: for each row of a tensor whose rows are whole rows
+    of sources, (index into `sources`, source row); None otherwise.
+    """
+
+    target: str
+    origin: Origin
+    sources: tuple[str, ...]
+    shape: tuple[int, ...]
+    row_map: tuple[tuple[int, int], ...] | None = None
+
+    def describe(self) -> str:
+        """One line for the mapping's reasoning."""
+        names = ", ".join(self.sources)
+        return f"{self.target}: {self.origin.value}" + (f" from {names}" if names else "")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Origins of all target tensors, and the source tensors that arrived nowhere."""
+
+    tensors: tuple[TensorProvenance, ...]
+    unconsumed: tuple[str, ...]
+    load: LoadReport
+
+    def of(self, target: str) -> TensorProvenance | None:
+        """The origin of one target tensor."""
+        return next((tensor for tensor in self.tensors if tensor.target == target), None)
+
+
+def trace_provenance(
+    adapter: StackAdapter,
+    port_file: Path,
+    classes: PortClasses,
+    folder: Path,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Provenance:
+    """Run the port's conversion on tagged copies of `folder` (an HF folder with safetensors) and decode the tags.
+
+    Writes three folders of the model's fp32 size into a temporary directory, one at a time.
+
+    Raises:
+        EquiportError: the port or its conversion fails.
+    """
+    headers = tensor_headers(folder)
+    names = [header.name for header in headers]
+    identity = {name: index + 1 for index, name in enumerate(names)}
+    tags: list[Callable[[TensorHeader], Tensor]] = [
+        lambda header: torch.full(header.shape, float(_STEP * identity[header.name] + _MARK)),
+        lambda header: _index_along(header.shape, rows=True),
+        lambda header: _index_along(header.shape, rows=False),
+    ]
+    arrived: list[dict[str, Tensor]] = []
+    report = LoadReport(loaded=())
+    for label, tag in zip(("identity", "row", "column"), tags, strict=True):
+        on_step(f"tagging {label}")
+        state, report = _through_conversion(adapter, port_file, classes, folder, tag)
+        arrived.append(state)
+    tensors = tuple(
+        _decode(name, arrived[0][name], arrived[1][name], arrived[2][name], names) for name in sorted(arrived[0])
+    )
+    used = {source for tensor in tensors for source in tensor.sources}
+    return Provenance(tensors, tuple(name for name in names if name not in used), report)
+
+
+def _index_along(shape: tuple[int, ...], *, rows: bool) -> Tensor:
+    if not shape:
+        return torch.zeros(shape)
+    height = shape[0]
+    width = int(np.prod(shape[1:], dtype=np.int64))
+    if rows:
+        return torch.arange(height, dtype=torch.float32)[:, None].expand(height, width).reshape(shape).contiguous()
+    return torch.arange(width, dtype=torch.float32)[None].expand(height, width).reshape(shape).contiguous()
+
+
+def _through_conversion(
+    adapter: StackAdapter,
+    port_file: Path,
+    classes: PortClasses,
+    folder: Path,
+    tag: Callable[[TensorHeader], Tensor],
+) -> tuple[dict[str, Tensor], LoadReport]:
+    work = Path(tempfile.mkdtemp(prefix="equiport-provenance-"))
+    try:
+        tagged = write_folder(work / "model", read_config(folder), fill_like(folder, tag))
+        for extra in ("generation_config.json",):
+            if (folder / extra).is_file():
+                shutil.copy(folder / extra, tagged / extra)
+        model = adapter.create_model(
+            port_file, classes.causal or classes.inner, classes.config, tagged, dtype=torch.float32
+        )
+        report = adapter.load_weights(model, tagged, torch.float32)
+        inner = adapter.inner_model(model)
+        parameters = dict(inner.named_parameters(remove_duplicate=False))
+        return {name: value.detach().float().clone() for name, value in parameters.items()}, report
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _decode(name: str, identity: Tensor, row: Tensor, column: Tensor, names: list[str]) -> TensorProvenance:
+    shape = tuple(identity.shape)
+    ids = identity.double().numpy().reshape(-1)
+    numbers = (ids - _MARK) / _STEP
+    if not _all_tags(numbers, len(names)):
+        same = bool(torch.equal(identity, row)) and bool(torch.equal(identity, column))
+        return TensorProvenance(name, Origin.CONSTANT if same else Origin.COMPUTED, (), shape)
+    order = numbers.astype(np.int64) - 1
+    present = list(dict.fromkeys(order[np.sort(np.unique(order, return_index=True)[1])].tolist()))
+    sources = tuple(names[index] for index in present)
+    rows = row.long().numpy().reshape(shape)
+    columns = column.long().numpy().reshape(shape)
+    row_map = _row_map(order.reshape(shape), rows, columns, present)
+    return TensorProvenance(name, _origin(row_map, rows, columns, len(present)), sources, shape, row_map)
+
+
+def _all_tags(numbers: np.ndarray, count: int) -> bool:
+    return bool(np.all(numbers == np.round(numbers)) and np.all(numbers >= 1) and np.all(numbers <= count))
+
+
+def _row_map(
+    order: np.ndarray, rows: np.ndarray, columns: np.ndarray, present: list[int]
+) -> tuple[tuple[int, int], ...] | None:
+    height = order.shape[0] if order.ndim else 1
+    flat_order, flat_rows, flat_columns = (array.reshape(height, -1) for array in (order, rows, columns))
+    whole = (
+        (flat_order == flat_order[:, :1]).all()
+        and (flat_rows == flat_rows[:, :1]).all()
+        and (flat_columns == np.arange(flat_columns.shape[1])[None]).all()
+    )
+    if not whole:
+        return None
+    place = {number: index for index, number in enumerate(present)}
+    return tuple(
+        (place[int(source)], int(source_row))
+        for source, source_row in zip(flat_order[:, 0], flat_rows[:, 0], strict=True)
+    )
+
+
+def _origin(row_map: tuple[tuple[int, int], ...] | None, rows: np.ndarray, columns: np.ndarray, count: int) -> Origin:
+    if row_map is not None:
+        if count > 1:
+            return Origin.FUSED
+        return Origin.COPIED if [row for _, row in row_map] == list(range(len(row_map))) else Origin.ROWS
+    transposed = (
+        rows.ndim == 2
+        and count == 1
+        and (rows == np.arange(rows.shape[1])[None]).all()
+        and (columns == np.arange(rows.shape[0])[:, None]).all()
+    )
+    return Origin.TRANSPOSED if transposed else Origin.ELEMENTS
