@@ -72,6 +72,14 @@ class Generation:
     logits: Tensor | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True)
+class ModelLimits:
+    """The shape a model was made with: rows a forward takes, and the longest sequence (prompt and new tokens)."""
+
+    batch_size: int
+    seq_len: int
+
+
 class NotOffered(EquiportError):
     """The stack does not offer this optional capability."""
 
@@ -80,6 +88,8 @@ class StackAdapter(ABC):
     """Speaks to one serving stack. One instance serves one process; models are made and dropped one at a time."""
 
     name: str
+    import_roots: tuple[str, ...] = ()
+    """Top-level packages that a port of this stack imports; used to recognise a third-party stack's ports."""
 
     @abstractmethod
     def check_environment(self) -> StackStatus:
@@ -139,6 +149,14 @@ class StackAdapter(ABC):
     @abstractmethod
     def inner_model(self, model: nn.Module) -> nn.Module:
         """The module that holds the port's layers and weights (`model` itself if it is the inner class)."""
+
+    def limits(self, model: nn.Module) -> ModelLimits:
+        """The batch size and sequence length that `create_model` made the model with.
+
+        Raises:
+            NotOffered: the adapter does not say.
+        """
+        raise NotOffered(f"the {self.name} adapter does not tell a model's batch size and sequence length")
 
     def cleanup(self) -> None:
         """Drop what `init_distributed` brought up. Default: nothing."""

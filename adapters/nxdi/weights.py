@@ -1,0 +1,192 @@
+"""Loads weights through the port's own conversion, and counts what did not arrive.
+
+The stack loads with strict=False and drops what the model does not know: a key that was forgotten leaves random weights,
+a bias that the port has no place for vanishes, without a word. Both are seen here.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equiport.errors import EquiportError
+from equiport.stacks.checkpoint import checkpoint_keys
+from equiport.stacks.contract import LoadReport
+
+# Filled by the stack itself, or recomputed: absent from every checkpoint.
+BENIGN_MISSING = re.compile(r"(^|\.)(kv_mgr\.|rank_util\.rank$|past_key_values|global_rank\.|rotary_emb\.\w*inv_freq$)")
+# Written by ports for layers that do not use them at this TP degree, or a constant of old HuggingFace checkpoints.
+BENIGN_UNEXPECTED = re.compile(r"(^|\.)(rank_util\.rank|rotary_emb\.inv_freq)$")
+_SHAPE_FAULT = re.compile(r"expected shape .* for (\S+) but found")
+
+
+@dataclass
+class _Counted:
+    loaded: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    mis_shaped: list[str] = field(default_factory=list)
+
+    def report(self) -> LoadReport:
+        benign = [key for key in self.missing if BENIGN_MISSING.search(key)]
+        benign += [key for key in self.unexpected if BENIGN_UNEXPECTED.search(key)]
+        left = set(benign)
+        return LoadReport(
+            loaded=tuple(sorted(set(self.loaded))),
+            missing=tuple(sorted(key for key in set(self.missing) if key not in left)),
+            unexpected=tuple(sorted(key for key in set(self.unexpected) if key not in left)),
+            mis_shaped=tuple(sorted(set(self.mis_shaped))),
+            benign=tuple(sorted(left)),
+        )
+
+
+def load_causal(model: Any, folder: Path) -> LoadReport:
+    """Weights of a causal-LM application, by its own `to_cpu()`."""
+    checkpoint_keys(folder)
+    model.config._name_or_path = model.model_path = str(folder)
+    with _counting(model._model_cls) as counted:
+        _translated(lambda: model.to_cpu(), counted, folder)
+    return counted.report()
+
+
+def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
+    """Weights of a bare inner model, through the conversion of the causal class that wraps it in the port."""
+    checkpoint_keys(folder)
+    from neuronx_distributed.trace.trace import get_sharded_checkpoint
+
+    config: Any = inner.config
+    dtype = config.neuron_config.torch_dtype
+
+    def load() -> None:
+        state_dict = causal_class.get_state_dict(str(folder), config)
+        for key, value in state_dict.items():
+            if torch.is_floating_point(value) and value.dtype is not torch.float8_e4m3fn and not key.endswith("scale"):
+                state_dict[key] = value.to(dtype)
+        get_sharded_checkpoint(state_dict, inner, torch.distributed.get_rank(), config.neuron_config.tp_degree)
+        inner.load_state_dict(state_dict, strict=False)
+
+    with _counting(type(inner)) as counted:
+        _translated(load, counted, folder)
+    inner.eval()
+    return counted.report()
+
+
+def _translated(load: Any, counted: _Counted, folder: Path) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load()
+    except EquiportError:
+        raise
+    except RuntimeError as fault:
+        shape = _SHAPE_FAULT.search(str(fault))
+        if shape is None:
+            raise _failure(fault, folder) from fault
+        counted.mis_shaped.append(shape.group(1))
+    except NotImplementedError as fault:
+        raise EquiportError(str(fault), field="dtype", remedy="Use float32, or tp_degree 1.") from fault
+    except Exception as fault:
+        raise _failure(fault, folder) from fault
+
+
+def _failure(fault: Exception, folder: Path) -> EquiportError:
+    what = f"lacks {fault}" if isinstance(fault, KeyError) else f"{type(fault).__name__}: {fault}"
+    return EquiportError(
+        f"the port's weight conversion fails: {what}",
+        where=folder,
+        remedy="Check that the weights belong to this port, and its convert_hf_to_neuron_state_dict.",
+    )
+
+
+class _WatchedDict(dict[str, Any]):
+    """A state dict that remembers which keys sharding hooks read and which they wrote."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+        self.written: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.written.add(key)
+        super().__setitem__(key, value)
+
+    def unused(self, known: Mapping[str, Any]) -> list[str]:
+        """Keys of no effect: not the model's, and no hook made use of them.
+
+        A hook renames by copying and leaves the former key behind; a name that the hook gave but that the model lacks
+        (a bias without a place) is of no effect unless the same values arrived under another name.
+        """
+        left = [key for key in self if key not in known]
+        return [key for key in left if (not self._arrived(key, known) if key in self.written else key not in self.read)]
+
+    def _arrived(self, key: str, known: Mapping[str, Any]) -> bool:
+        value, kind = super().__getitem__(key), key.rpartition(".")[2]
+        for other in known:
+            if other.rpartition(".")[2] == kind and other in self:
+                twin = super().__getitem__(other)
+                if twin.shape == value.shape and twin.dtype == value.dtype and torch.equal(twin, value):
+                    return True
+        return False
+
+
+@contextmanager
+def _counting(model_class: Any) -> Iterator[_Counted]:
+    """Counts keys while one model of `model_class` is loaded: left over after sharding hooks, and at load_state_dict."""
+    from neuronx_distributed.trace import trace
+
+    counted = _Counted()
+    own = model_class.__dict__.get("load_state_dict")
+    inherited = model_class.load_state_dict
+    hook = trace.invoke_preshard_hook
+
+    def load_state_dict(self: nn.Module, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        wanted = nn.Module.state_dict(self)
+        odd = [key for key, value in state_dict.items() if key in wanted and wanted[key].shape != value.shape]
+        given = {key: value for key, value in state_dict.items() if key in wanted and key not in odd}
+        counted.loaded += given
+        counted.mis_shaped += odd
+        counted.missing += [key for key in wanted if key not in given and key not in odd]
+        counted.unexpected += [key for key in state_dict if key not in wanted]
+        return inherited(self, given, strict=False)
+
+    def invoke_preshard_hook(module: nn.Module, checkpoint: dict[str, Any], prefix: str) -> Any:
+        if prefix != "":
+            return hook(module, checkpoint, prefix)
+        watched = _WatchedDict(checkpoint)
+        result = hook(module, watched, prefix)
+        checkpoint.clear()
+        checkpoint.update(watched)
+        # Past this point the stack deletes what the model does not know.
+        counted.unexpected += watched.unused(nn.Module.state_dict(module))
+        return result
+
+    model_class.load_state_dict = load_state_dict
+    trace.invoke_preshard_hook = invoke_preshard_hook
+    try:
+        yield counted
+    finally:
+        trace.invoke_preshard_hook = hook
+        if own is None:
+            del model_class.load_state_dict
+        else:
+            model_class.load_state_dict = own
