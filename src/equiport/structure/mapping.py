@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from equiport.errors import EquiportError
 from equiport.experiment.atomic import read_json, write_json
 from equiport.structure.tree import with_index
 
-_NOTE_KEYS = {"reasoning", "indices", "reduction_split", "component_type"}
+_NOTE_KEYS = {"reasoning", "indices", "reduction_split", "component_type", "align"}
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class MappingEntry:
     indices: tuple[tuple[int, ...], ...] = ()
     reduction_split: int | None = None
     component_type: str = ""
+    align: str = ""
 
     @property
     def is_component(self) -> bool:
@@ -43,6 +46,21 @@ class MappingEntry:
     def name(self) -> str:
         """The component's name: its target path(s) with placeholders."""
         return "+".join(self.target or self.source)
+
+    def aligned(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """ref_fp32, ref_bf16, target[, target_fp32] with the declared alignment applied to the reference sides.
+
+        `repeat:R:D`: each block of D channels stands R times in the target (kv heads replicated to query heads).
+        """
+        if not self.align:
+            return tensors
+        _, times, width = self.align.split(":")
+
+        def repeated(tensor: Tensor) -> Tensor:
+            blocks = tensor.reshape(*tensor.shape[:-1], -1, int(width))
+            return blocks.repeat_interleave(int(times), dim=-2).reshape(*tensor.shape[:-1], -1)
+
+        return (repeated(tensors[0]), repeated(tensors[1]), *tensors[2:])
 
     def instances(self) -> list[tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]]:
         """(source paths, target paths, index) of each instance."""
@@ -105,6 +123,8 @@ def _as_json(entry: MappingEntry) -> list[Any]:
         notes["component_type"] = entry.component_type
     if entry.indices:
         notes["indices"] = [list(index) if len(index) > 1 else index[0] for index in entry.indices]
+    if entry.align:
+        notes["align"] = entry.align
     if entry.reduction_split is not None:
         notes["reduction_split"] = entry.reduction_split
     return [list(entry.source), list(entry.target), notes]
@@ -151,6 +171,9 @@ def _parse(path: Path, number: int, item: Any) -> MappingEntry:
     split = notes.get("reduction_split")
     if split is not None and (not isinstance(split, int) or split < 1):
         raise bad("reduction_split must be a positive integer")
+    align = str(notes.get("align", ""))
+    if align and not re.fullmatch(r"repeat:[1-9]\d*:[1-9]\d*", align):
+        raise bad(f"align {align!r} is unknown; known is repeat:TIMES:WIDTH")
     indices = tuple((value,) if isinstance(value, int) else tuple(value) for value in notes.get("indices", ()))
     return MappingEntry(
         sides[0],
@@ -159,6 +182,7 @@ def _parse(path: Path, number: int, item: Any) -> MappingEntry:
         indices,
         split,
         str(notes.get("component_type", "")),
+        align,
     )
 
 

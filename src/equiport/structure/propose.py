@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from equiport.structure.mapping import ComponentMapping, MappingEntry
-from equiport.structure.provenance import Origin, Provenance
+from equiport.structure.provenance import Origin, Provenance, TensorProvenance
 from equiport.structure.tree import with_index
 
 # framework scaffolding without a counterpart in the source, by class name (seed 003: expected structural differences)
@@ -34,6 +34,7 @@ class _Pairs:
 
     indices: list[tuple[int, ...]] = field(default_factory=list)
     origins: set[str] = field(default_factory=set)
+    aligns: set[str] = field(default_factory=set)
 
 
 def propose_mapping(
@@ -44,15 +45,18 @@ def propose_mapping(
     A target module with weights maps to the source modules that its weights came from; a module without weights of
     its own maps to the nearest common ancestor of what its children map to; rotary modules map by kind.
     """
-    owners = _owners(target, provenance)
+    owners, aliases = _owners(target, provenance), _aliases(source)
     pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], _Pairs] = defaultdict(_Pairs)
     for path, module in target.named_modules():
-        if path and owners.get(path):
-            sources = _source_modules(source, owners[path], is_leaf=_has_own_parameters(module))
+        if path and owners.get(path) and not _is_wrapper(module):
+            own = _same_role(owners[path], module, path, aliases, source)
+            sources = _source_modules(source, own, is_leaf=_has_own_parameters(module))
             if sources:
-                _collect(
-                    pairs, sources, (path,), {t.origin.value for t in provenance.tensors if _under(t.target, path)}
-                )
+                tensors = [tensor for tensor in provenance.tensors if _under(tensor.target, path)]
+                value = _collect(pairs, sources, (path,))
+                value.origins.update(tensor.origin.value for tensor in tensors)
+                if _has_own_parameters(module):
+                    value.aligns.update(_replication(tensor) for tensor in tensors)
     entries = [_entry(key, value, reduction_split) for key, value in pairs.items()]
     entries += _rotary(source, target)
     entries += _explained(source, "source", {path for entry in entries for path in _paths(entry, "source")})
@@ -92,6 +96,38 @@ def _owners(target: nn.Module, provenance: Provenance) -> dict[str, set[str]]:
     return owners
 
 
+def _aliases(source: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Tensor name -> all names of the same parameter (tied weights)."""
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parameter in source.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return {name: tuple(group) for group in names.values() for name in group}
+
+
+def _same_role(
+    tensors: set[str], module: nn.Module, path: str, aliases: dict[str, tuple[str, ...]], source: nn.Module
+) -> set[str]:
+    """Of tied tensors take the alias that plays the target module's part: lm_head for a head, else an embedding."""
+    if not _has_own_parameters(module):
+        return tensors
+    chosen = set()
+    for tensor in tensors:
+        group = aliases.get(tensor, (tensor,))
+        embeds = "embed" in type(module).__name__.lower()
+        fitting = [name for name in group if _is_embedding(source, name) == embeds]
+        named = [name for name in fitting if name.split(".")[-2:-1] == path.split(".")[-1:]]
+        chosen.add((named or fitting or [tensor])[0])
+    return chosen
+
+
+def _is_embedding(source: nn.Module, tensor: str) -> bool:
+    return isinstance(source.get_submodule(tensor.rsplit(".", 1)[0]), nn.Embedding)
+
+
+def _is_wrapper(module: nn.Module) -> bool:
+    return type(module).__name__ in _GROUPS and not _has_own_parameters(module)
+
+
 def _has_own_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters(recurse=False))
 
@@ -122,7 +158,7 @@ def _in_tree_order(paths: Sequence[str], modules: dict[str, nn.Module]) -> tuple
 
 
 def _tensors_under(source: nn.Module, path: str) -> set[str]:
-    return {name for name, _ in source.named_parameters(remove_duplicate=False) if _under(name, path)}
+    return {name for name, _ in source.named_parameters() if _under(name, path)}
 
 
 def _common_ancestor(paths: Sequence[str]) -> str:
@@ -139,8 +175,7 @@ def _collect(
     pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], _Pairs],
     sources: tuple[str, ...],
     targets: tuple[str, ...],
-    origins: set[str],
-) -> None:
+) -> _Pairs:
     """File the pair under its indexed name when both sides carry the same index; else under its plain name."""
     indexed_target, index = with_index(targets[0])
     indexed_sources = [with_index(path) for path in sources]
@@ -149,7 +184,23 @@ def _collect(
         pairs[key].indices.append(index)
     else:
         key = (sources, targets)
-    pairs[key].origins.update(origins)
+    return pairs[key]
+
+
+def _replication(tensor: TensorProvenance) -> str:
+    """`repeat:R:D` when blocks of D source rows stand R times in a row; else nothing."""
+    if tensor.origin is not Origin.ROWS or tensor.row_map is None:
+        return ""
+    rows = [row for _, row in tensor.row_map]
+    height = max(rows) + 1
+    if rows[0] != 0 or len(rows) % height:
+        return ""
+    times = len(rows) // height
+    width = next((place for place, row in enumerate(rows) if row != place), height)
+    if times < 2 or height % width:
+        return ""
+    expected = [block * width + row for block in range(height // width) for _ in range(times) for row in range(width)]
+    return f"repeat:{times}:{width}" if rows == expected else ""
 
 
 def _entry(key: tuple[tuple[str, ...], tuple[str, ...]], value: _Pairs, reduction_split: int | None) -> MappingEntry:

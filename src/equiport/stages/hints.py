@@ -1,0 +1,37 @@
+"""What to do after each outcome (seed 003's decision points), printed with every verdict."""
+
+from __future__ import annotations
+
+from equiport.compare.verdict import Verdict
+
+_AFTER: dict[tuple[int, Verdict], str] = {
+    (0, Verdict.PASS): "stage 1 (smoke test)",
+    (
+        0,
+        Verdict.FAIL,
+    ): "mend the conversion or the structure that is named; stage 2 tells whether the rest computes alike",
+    (0, Verdict.INCONCLUSIVE): "map or explain the named modules in component_mapping.json, then run stage 0 again",
+    (1, Verdict.PASS): "stage 2 (component tests)",
+    (1, Verdict.FAIL): "stage 2, to find the component that diverges",
+    (2, Verdict.PASS): "stage 5 (end to end)",
+    (
+        2,
+        Verdict.FAIL,
+    ): "look at the first failing component: compare its config keys, operations and casts with the source",
+    (2, Verdict.INCONCLUSIVE): "add --generate to write the missing tests, or more seeds",
+    (5, Verdict.PASS): "stage 6 (distributions)",
+    (
+        5,
+        Verdict.FAIL,
+    ): "if stage 2 passed: an unmapped component or another execution path; see class_divergence_report.json",
+    (6, Verdict.PASS): "the report: equiport report EXP_DIR",
+    (
+        6,
+        Verdict.FAIL,
+    ): "cosine good and KL bad means probability mass differs: check logit scale, softcap and head path",
+}
+
+
+def next_action(stage: int, verdict: Verdict) -> str:
+    """One line, or nothing."""
+    return _AFTER.get((stage, verdict), "")

@@ -1,0 +1,1 @@
+"""Traced runs: the same tokens through reference and port, module by module."""

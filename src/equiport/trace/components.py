@@ -1,0 +1,211 @@
+"""From mapping and fixture to comparable tensors: for each component, what both sides gave on the same inputs."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from equiport.fixtures.tokens import TokenBatch
+from equiport.reference.model import Fixture, load_reference
+from equiport.stacks.contract import LoadReport, StackAdapter
+from equiport.stacks.port_classes import PortClasses
+from equiport.structure.mapping import ComponentMapping, MappingEntry
+from equiport.trace.module_io import take_tokens
+from equiport.trace.reference import ReferenceIO, capture_reference
+from equiport.trace.rotary import rotary_sample, rotary_tables
+from equiport.trace.sample import ComponentSample
+from equiport.trace.target import ShadowOutput, ShadowPair, shadow_target
+
+_ROTARY_MARKS = ("rotary", "rope")
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One component at one layer."""
+
+    entry: MappingEntry
+    source: tuple[str, ...]
+    target: str
+    index: tuple[int, ...]
+    level: int
+
+    @property
+    def is_rotary(self) -> bool:
+        """Rotary tables are called directly: their inputs are positions."""
+        return any(mark in self.target.split(".")[-1].lower() for mark in _ROTARY_MARKS)
+
+
+@dataclass(frozen=True)
+class TraceResult:
+    """Samples of one fixture, and how the port's weights loaded."""
+
+    samples: tuple[ComponentSample, ...]
+    load: LoadReport
+
+
+def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
+    """Every component at every layer, with its nesting level: 0 holds no other component, 1 holds level 0, ...
+
+    Modules of one level never contain one another, so one shadow run serves a level.
+    """
+    flat = [
+        (entry, source, target[0], index)
+        for entry in mapping.components
+        if len(entry.target) == 1
+        for source, target, index in entry.instances()
+    ]
+    paths = {target for _, _, target, _ in flat}
+    levels: dict[str, int] = {}
+    for path in sorted(paths, key=lambda path: -path.count(".")):
+        inside = [levels[other] for other in levels if other.startswith(path + ".")]
+        levels[path] = 1 + max(inside, default=-1)
+    return tuple(Instance(entry, source, target, index, levels[target]) for entry, source, target, index in flat)
+
+
+def trace_components(
+    adapter: StackAdapter,
+    port_file: Path,
+    classes: PortClasses,
+    mapping: ComponentMapping,
+    fixture: Fixture,
+    batches: Mapping[int, TokenBatch],
+    *,
+    with_fp32: bool = True,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> TraceResult:
+    """Run reference (fp32, bf16) and port (bf16, fp32) on each seed's batch, one model in memory at a time.
+
+    All batches have the same number of rows.
+
+    Raises:
+        EquiportError: a model does not load or the port does not run.
+    """
+    instances = instances_of(mapping)
+    rotary = [instance for instance in instances if instance.is_rotary]
+    on_step("reference fp32")
+    model = load_reference(fixture.folder, torch.float32)
+    known = dict(model.named_modules())
+    sources = [path for path in _sources(instances) if path in known]
+    fp32 = {seed: capture_reference(model, batch, sources) for seed, batch in batches.items()}
+    tables = {"ref_fp32": _rotary_tables(model, [i.source[0] for i in rotary], torch.float32)}
+    del model, known
+    on_step("reference bf16")
+    model = load_reference(fixture.folder, torch.bfloat16)
+    bf16 = {seed: _reference_bf16(model, batch, instances, fp32[seed]) for seed, batch in batches.items()}
+    tables["ref_bf16"] = _rotary_tables(model, [i.source[0] for i in rotary], torch.bfloat16)
+    del model
+    gc.collect()
+    targets: dict[torch.dtype, dict[int, dict[str, ShadowOutput]]] = {}
+    report = LoadReport(loaded=())
+    for dtype, name in ((torch.bfloat16, "target"), (torch.float32, "target_fp32")):
+        if dtype is torch.float32 and not with_fp32:
+            continue
+        on_step(f"port {str(dtype).removeprefix('torch.')}")
+        port, report = _load_port(adapter, port_file, classes, fixture, batches, dtype)
+        targets[dtype] = {
+            seed: _shadow_levels(adapter, port, batch, instances, fp32[seed]) for seed, batch in batches.items()
+        }
+        tables[name] = _rotary_tables(adapter.inner_model(port), [i.target for i in rotary], dtype)
+        del port
+        gc.collect()
+    samples = [rotary_sample(i.entry, i.source[0], i.target, i.index, fixture, tables) for i in rotary]
+    for seed in batches:
+        outputs = {dtype: runs[seed] for dtype, runs in targets.items()}
+        for instance in instances:
+            if not instance.is_rotary:
+                samples += _samples(instance, fixture, seed, fp32[seed], bf16[seed], outputs)
+    return TraceResult(tuple(samples), report)
+
+
+def _sources(instances: Sequence[Instance]) -> list[str]:
+    return sorted({path for instance in instances for path in instance.source if not instance.is_rotary})
+
+
+def _reference_bf16(
+    model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO
+) -> ReferenceIO:
+    merged = ReferenceIO()
+    for level in sorted({instance.level for instance in instances}):
+        paths = {path for i in instances if i.level == level and not i.is_rotary for path in i.source}
+        run = capture_reference(model, batch, paths, feed=fp32)
+        merged.outputs.update(run.outputs)
+    return merged
+
+
+def _load_port(
+    adapter: StackAdapter,
+    port_file: Path,
+    classes: PortClasses,
+    fixture: Fixture,
+    batches: Mapping[int, TokenBatch],
+    dtype: torch.dtype,
+) -> tuple[nn.Module, LoadReport]:
+    model = adapter.create_model(
+        port_file,
+        classes.causal or classes.inner,
+        classes.config,
+        fixture.folder,
+        dtype=dtype,
+        batch_size=next(iter(batches.values())).batch_size,
+        seq_len=max(batch.max_length for batch in batches.values()) + 1,
+    )
+    return model, adapter.load_weights(model, fixture.folder, dtype)
+
+
+def _shadow_levels(
+    adapter: StackAdapter, model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO
+) -> dict[str, ShadowOutput]:
+    outputs: dict[str, ShadowOutput] = {}
+    for level in sorted({instance.level for instance in instances}):
+        pairs = [ShadowPair(i.target, i.source[0]) for i in instances if i.level == level and not i.is_rotary]
+        outputs.update(shadow_target(adapter, model, batch, pairs, fp32))
+    return outputs
+
+
+def _rotary_tables(model: nn.Module, paths: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor | str]:
+    modules = dict(model.named_modules())
+    return {path: rotary_tables(modules[path], dtype) for path in dict.fromkeys(paths)}
+
+
+def _samples(
+    instance: Instance,
+    fixture: Fixture,
+    seed: int,
+    fp32: ReferenceIO,
+    bf16: ReferenceIO,
+    targets: dict[torch.dtype, dict[str, ShadowOutput]],
+) -> list[ComponentSample]:
+    shadow = targets[torch.bfloat16][instance.target]
+    shadow_fp32 = targets.get(torch.float32, {}).get(instance.target)
+
+    def sample(phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "") -> ComponentSample:
+        return ComponentSample.of(
+            instance.entry, instance.target, instance.index, fixture, phase, tensors, problem, seed=seed
+        )
+
+    called = sum(fp32.calls.get(path, 0) for path in instance.source)
+    if not shadow.calls:
+        return [sample("prefill", problem="is never called by the port")] if called else []
+    if not called:
+        return [sample("prefill", problem="is called by the port and never by the source")]
+    if shadow.problem:
+        return [sample("prefill", problem=shadow.problem)]
+    found = []
+    for phase in ("prefill", "decode"):
+        ours = shadow.phase(phase)
+        if ours is None:
+            continue
+        target, places = ours
+        sides = [
+            torch.cat([take_tokens(side.outputs[path], places) for path in instance.source], dim=-1)
+            for side in (fp32, bf16)
+        ]
+        exact = shadow_fp32.phase(phase) if shadow_fp32 else None
+        tensors = (*sides, target, *((exact[0],) if exact else ()))
+        found.append(sample(phase, instance.entry.aligned(tensors)))
+    return found

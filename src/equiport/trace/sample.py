@@ -1,0 +1,120 @@
+"""One component's tensors at one layer, in one phase, under one fixture; and their store between processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from equiport.errors import EquiportError
+from equiport.reference.model import Fixture
+from equiport.structure.mapping import MappingEntry
+
+_TENSORS = ("ref_fp32", "ref_bf16", "target", "target_fp32")
+
+
+@dataclass(frozen=True)
+class ComponentSample:
+    """What the comparator is given. Tensors are [tokens, ...]; `problem` says why there are none."""
+
+    component: str
+    component_type: str
+    module: str
+    index: tuple[int, ...]
+    fixture: str
+    seed: int
+    phase: str
+    reduction_split: int
+    ref_fp32: Tensor | None = None
+    ref_bf16: Tensor | None = None
+    target: Tensor | None = None
+    target_fp32: Tensor | None = None
+    problem: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        entry: MappingEntry,
+        module: str,
+        index: tuple[int, ...],
+        fixture: Fixture,
+        phase: str,
+        tensors: tuple[Tensor, ...],
+        problem: str = "",
+        *,
+        seed: int | None = None,
+    ) -> ComponentSample:
+        """From a mapping entry and up to four tensors in the order ref_fp32, ref_bf16, target, target_fp32."""
+        values = dict(zip(_TENSORS, tensors, strict=False))
+        return cls(
+            entry.name,
+            entry.component_type,
+            module,
+            index,
+            fixture.label,
+            fixture.seed if seed is None else seed,
+            phase,
+            entry.reduction_split or 1,
+            problem=problem,
+            **values,
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the comparison: module, phase, fixture."""
+        return f"{self.module} [{self.phase}, {self.fixture}]"
+
+    @property
+    def layer(self) -> int | None:
+        """The layer index, if the component is in a layer."""
+        return self.index[0] if self.index else None
+
+
+def slug(component: str) -> str:
+    """A file name for a component."""
+    return hashlib.sha256(component.encode()).hexdigest()[:16]
+
+
+def save_samples(folder: Path, samples: Iterable[ComponentSample]) -> None:
+    """Store samples in one safetensors file a component and run; scalars travel as metadata."""
+    grouped: dict[tuple[str, str], list[ComponentSample]] = {}
+    for sample in samples:
+        grouped.setdefault((sample.component, sample.fixture), []).append(sample)
+    folder.mkdir(parents=True, exist_ok=True)
+    for (component, fixture), group in grouped.items():
+        tensors: dict[str, Tensor] = {}
+        facts = []
+        for number, sample in enumerate(group):
+            for name in _TENSORS:
+                value = getattr(sample, name)
+                if value is not None:
+                    tensors[f"{number}.{name}"] = value.contiguous()
+            facts.append({k: v for k, v in sample.__dict__.items() if k not in _TENSORS})
+        save_file(tensors, str(folder / f"{slug(component)}-{fixture}.safetensors"), {"samples": json.dumps(facts)})
+
+
+def load_samples(folder: Path, component: str) -> list[ComponentSample]:
+    """The stored samples of one component, over all fixtures.
+
+    Raises:
+        EquiportError: nothing was traced for it.
+    """
+    from safetensors import safe_open
+
+    files = sorted(folder.glob(f"{slug(component)}-*.safetensors"))
+    if not files:
+        raise EquiportError(f"no trace of component {component!r}", where=folder, remedy="Run run_stage2.py again.")
+    samples = []
+    for file in files:
+        with safe_open(str(file), framework="pt") as handle:
+            facts = json.loads(handle.metadata()["samples"])
+        tensors = load_file(str(file))
+        for number, fact in enumerate(facts):
+            values = {name: tensors.get(f"{number}.{name}") for name in _TENSORS}
+            samples.append(ComponentSample(**{**fact, "index": tuple(fact["index"])}, **values))
+    return samples
