@@ -1,0 +1,1 @@
+"""The stand-in's own machinery; the real package has no such folder."""

@@ -1,0 +1,5 @@
+"""Checkpoint preparation; tracing itself needs the real stack."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)

@@ -1,0 +1,5 @@
+"""The Llama blocks that other ports reuse."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)

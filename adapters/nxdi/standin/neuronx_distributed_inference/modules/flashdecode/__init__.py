@@ -1,0 +1,5 @@
+"""Sizes that configurations derive for flash decoding."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)

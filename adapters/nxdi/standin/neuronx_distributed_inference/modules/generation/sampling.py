@@ -1,0 +1,88 @@
+"""Sampling parameters, masking of a padded vocabulary, and greedy choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed.parallel_layers import mappings, parallel_state
+from torch import Tensor, nn
+
+__getattr__ = attribute_hook(__name__)
+
+
+def mask_padded_logits(logits: Tensor, rank_id: Tensor, world_size: int, pad_size: int | None = None) -> Tensor:
+    """The smallest number in the last `pad_size` columns, when `rank_id` is the last of `world_size` ranks."""
+    if not pad_size:
+        return logits
+    padded = torch.arange(logits.shape[-1], device=logits.device) >= logits.shape[-1] - pad_size
+    last = (rank_id == world_size - 1).to(logits.device)
+    return torch.where(padded & last, torch.finfo(logits.dtype).min, logits)
+
+
+def _as_tensor(value: Any) -> Tensor:
+    if torch.is_tensor(value):
+        return value
+    return torch.tensor(value if isinstance(value, list) else [value])
+
+
+def prepare_sampling_params(batch_size: int, top_k: Any = 1, top_p: Any = 1.0, temperature: Any = 1.0) -> Tensor:
+    """[batch_size, 3] float32: top_k, top_p and temperature of each row; one value serves all rows."""
+    columns = [_as_tensor(value) for value in (top_k, top_p, temperature)]
+    assert len({column.shape[0] for column in columns}) == 1, "the sampling parameters differ in length"
+    if columns[0].shape[0] == 1:
+        columns = [column.expand(batch_size) for column in columns]
+    return torch.stack(columns, dim=1)
+
+
+def validate_sampling_params(params: Tensor, on_device_sampling_config: Any) -> None:
+    """Raises ValueError for parameters [batch, 3] outside their ranges."""
+    if params.shape[1] != 3:
+        raise ValueError(f"Expected tensor of shape (batch_size, 3), but got {params.shape}")
+    config = on_device_sampling_config
+    limit = config["global_topk"] if isinstance(config, dict) else config.global_topk
+    top_k, top_p, temperature = params.float().unbind(1)
+    if not bool((((top_k == -1) | ((top_k >= 0) & (top_k <= limit))) & (top_k == top_k.floor())).all()):
+        raise ValueError(f"Invalid top-k values found: {top_k}")
+    if not bool(((top_p > 0) & (top_p <= 1)).all()):
+        raise ValueError(f"Invalid top-p values found: {top_p}")
+    if not bool((temperature >= 0).all()) or bool(((temperature == 0) & (top_k <= 0)).any()):
+        raise ValueError(f"Invalid temperature values found: {temperature}")
+
+
+def infer_sampling_params(params: Tensor) -> Tensor:
+    """Greedy values (top_k and top_p of 1) in the rows with temperature 0; in place."""
+    params[params[:, 2] == 0, :2] = 1
+    return params
+
+
+class Sampler(nn.Module):
+    """The token of each row: the largest logit of [rows, vocabulary of this rank].
+
+    Raises:
+        StandInRefused: built with sampling on.
+    """
+
+    def __init__(self, neuron_config: Any, do_sample: bool | None = None) -> None:
+        super().__init__()
+        config = neuron_config.on_device_sampling_config
+        assert config is not None, "on device configs is not initialized"
+        self.neuron_config = neuron_config
+        self.do_sample = config.do_sample if do_sample is None else do_sample
+        if self.do_sample or config.dynamic:
+            refuse("OnDeviceSamplingConfig(do_sample=True or dynamic=True)")
+
+    def forward(
+        self, token_logits: Tensor, sampling_params: Any, return_values: bool = False, rank_id: Any = None
+    ) -> Any:
+        """Token ids [rows]; with `return_values`, ids and ones."""
+        group = None if self.neuron_config.on_cpu else parallel_state.get_tensor_model_parallel_group()
+        whole = token_logits if group is None else mappings._gather_along_last_dim(token_logits, group)
+        tokens = torch.argmax(whole, dim=-1)
+        return (tokens, torch.ones(tokens.shape, dtype=token_logits.dtype)) if return_values else tokens
+
+
+def create_sampler(neuron_config: Any, lm_head_tp_degree: int | None = None, do_sample: bool | None = None) -> Sampler:
+    """The sampler of a configuration."""
+    return Sampler(neuron_config, do_sample)

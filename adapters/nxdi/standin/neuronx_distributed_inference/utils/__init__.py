@@ -1,0 +1,5 @@
+"""Configuration and process-group helpers."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)
