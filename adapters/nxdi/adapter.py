@@ -66,8 +66,8 @@ class NxdiAdapter(StackAdapter):
         `neuron_config` holds NeuronConfig settings to add or override.
 
         Raises:
-            EquiportError: the file does not import, lacks a class, the config lacks a field, or the model cannot be made.
-            NotOffered: an argument this stack does not take.
+            EquiportError: the file does not import, lacks a class, the config lacks a field, or the model cannot be
+                made. NotOffered: an argument this stack does not take.
         """
         if kw:
             raise NotOffered(f"create_model of the nxdi stack takes no {', '.join(sorted(kw))}")
@@ -113,8 +113,8 @@ class NxdiAdapter(StackAdapter):
         return model.eval()
 
     def load_weights(self, model: nn.Module, hf_model_path: str | Path, dtype: torch.dtype) -> LoadReport:
-        """Strict load by the port's own conversion: `to_cpu()` of a causal-LM, or for an inner model the conversion of the
-        causal-LM class that names it in `_model_cls`.
+        """Strict load by the port's own conversion: `to_cpu()` of a causal-LM, or for an inner model the conversion
+        of the causal-LM class that names it in `_model_cls`.
 
         Raises:
             EquiportError: missing or damaged weight files, another dtype than the model's, or a conversion that fails.
@@ -145,7 +145,8 @@ class NxdiAdapter(StackAdapter):
         """Next-token logits [B, V] float32; see the contract.
 
         Raises:
-            EquiportError: the batch is not the model's, a row does not fit in seq_len, a token is outside the vocabulary,
+            EquiportError: the batch is not the model's, a row does not fit in seq_len, a token is outside the
+                vocabulary,
                 decode without a prefill, or a model without weights.
             NotOffered: an argument this stack does not take.
         """
@@ -162,9 +163,10 @@ class NxdiAdapter(StackAdapter):
     def device_inference(
         self, model_id: str, tp_size: int, prompts: Sequence[Sequence[int]], max_tokens: int = 32, **kw: Any
     ) -> list[Generation]:
-        """Greedy generation. `model_id` is a compiled folder (device tier only), or a HuggingFace folder: then the port is
-        named by `target_module_file`, `target_class_name` and `target_config_name` (`dtype` float32 or bfloat16), or given
-        loaded as `model`. `eos_token_ids` end a row early; `tokenizer` gives the text; `with_logits` keeps the logits.
+        """Greedy generation. `model_id` is a compiled folder (device tier only), or a HuggingFace folder: then the
+        port is named by `target_module_file`, `target_class_name` and `target_config_name` (`dtype` float32 or
+        bfloat16), or given loaded as `model`. `eos_token_ids` end a row early; `tokenizer` gives the text;
+        `with_logits` keeps the logits.
 
         Raises:
             NotOffered: a compiled folder where there is no Neuron device.
@@ -214,7 +216,8 @@ class NxdiAdapter(StackAdapter):
         )
 
     def inner_model(self, model: nn.Module) -> nn.Module:
-        """The port's NeuronBaseModel. A causal-LM without weights yet gets one as it is initialised (random weights)."""
+        """The port's NeuronBaseModel. A causal-LM without weights yet gets one as it is initialised (random weights).
+        """
         wrappers = getattr(model, "models", None)
         if not isinstance(wrappers, list) or not wrappers:
             return model

@@ -59,7 +59,9 @@ def greedy(
     tokenizer: Any = None,
     with_logits: bool = False,
 ) -> list[Generation]:
-    """Argmax generation of `max_tokens` tokens a prompt, in batches of the model's size; a row ends after an eos token."""
+    """Argmax generation of `max_tokens` tokens a prompt, in batches of the model's size; a row ends after an eos
+    token.
+    """
     size = adapter.limits(model).batch_size
     out: list[Generation] = []
     for first in range(0, len(prompts), size):

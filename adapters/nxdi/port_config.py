@@ -25,8 +25,8 @@ def cpu_neuron_config(
 ) -> Any:
     """The port's own NeuronConfig subclass: several ports' decoder layers depend on what it sets (attn_cls among them).
 
-    One model serves prefill and decode in CPU mode, so max_context_length is seq_len: with another value the masks of the
-    two stages do not have the same width.
+    One model serves prefill and decode in CPU mode, so max_context_length is seq_len: with another value the masks of
+    the two stages do not have the same width.
     """
     source = config_class if hasattr(config_class, "get_neuron_config_cls") else causal_class
     if source is None:
@@ -54,8 +54,8 @@ def cpu_neuron_config(
 
 
 def inference_config(config_class: Any, neuron_config: Any, hf_model_path: str | Path) -> Any:
-    """The port's config: the constructor with NxDI's load_pretrained_config, as integration tests of ports make it; where
-    that lacks a field and the class has a from_pretrained of its own, that.
+    """The port's config: the constructor with NxDI's load_pretrained_config, as integration tests of ports make it;
+    where that lacks a field and the class has a from_pretrained of its own, that.
 
     Raises:
         EquiportError: no config.json, it is no JSON, or neither way finds the fields that the port wants.

@@ -16,9 +16,9 @@ from equiport.stacks.source_reading import read_source
 
 
 def import_port(modeling_file: str | Path) -> ModuleType:
-    """The module of a modeling file. Its folder is put on sys.path; a file with relative imports is imported through its
-    package. A module that is loaded already (and maybe patched) is given as it is; one of another folder that bears the
-    same name makes room.
+    """The module of a modeling file. Its folder is put on sys.path; a file with relative imports is imported through
+    its package. A module that is loaded already (and maybe patched) is given as it is; one of another folder that
+    bears the same name makes room.
 
     Raises:
         EquiportError: the file is absent, is not Python, or does not import (file and line are named).

@@ -151,7 +151,8 @@ class _WatchedDict(dict[str, Any]):
 
 @contextmanager
 def _counting(model_class: Any) -> Iterator[_Counted]:
-    """Counts keys while one model of `model_class` is loaded: left over after sharding hooks, and at load_state_dict."""
+    """Counts keys while one model of `model_class` is loaded: left over after sharding hooks, and at load_state_dict.
+    """
     from neuronx_distributed.trace import trace
 
     counted = _Counted()

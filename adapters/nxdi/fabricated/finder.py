@@ -84,7 +84,8 @@ def installed_finder() -> FabricatedFinder | None:
 
 
 def install() -> tuple[str, ...]:
-    """Make every absent closed (or storage) package importable; returns their names. A package that is installed is left alone.
+    """Make every absent closed (or storage) package importable; returns their names. A package that is installed is
+    left alone.
 
     Idempotent. `torch.classes.neuron`, which the open packages name in annotations, is fabricated too.
     """

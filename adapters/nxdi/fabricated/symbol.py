@@ -109,8 +109,8 @@ class FabricatedSymbol:
 def kernel_decorator(name: str) -> Callable[..., Any]:
     """A `jit`-like decorator: a decorated kernel becomes a symbol that bears the kernel's own name.
 
-    Unlike other fabricated decorators it does not give the function back: its body is written for the device's language,
-    and running it on tensors would give a wrong answer or a confusing error.
+    Unlike other fabricated decorators it does not give the function back: its body is written for the device's
+    language, and running it on tensors would give a wrong answer or a confusing error.
     """
 
     def decorate(*args: Any, **kwargs: Any) -> Any:

@@ -158,5 +158,9 @@ class StackAdapter(ABC):
         """
         raise NotOffered(f"the {self.name} adapter does not tell a model's batch size and sequence length")
 
+    def source_roots(self) -> tuple[Path, ...]:
+        """Folders that hold the stack's own sources here, where class branches behind imports are looked up."""
+        return ()
+
     def cleanup(self) -> None:
         """Drop what `init_distributed` brought up. Default: nothing."""

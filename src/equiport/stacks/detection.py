@@ -18,7 +18,8 @@ _IMPORT_ROOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def detect_stack(modeling_file: str | Path, target_stack: str | None = None) -> str:
-    """The stack's name. An explicit `target_stack` wins; otherwise the imports of the file (and of its siblings) say it.
+    """The stack's name. An explicit `target_stack` wins; otherwise the imports of the file (and of its siblings) say
+    it.
 
     Raises:
         EquiportError: the file is unreadable, or it imports no known stack.

@@ -1,4 +1,6 @@
-"""The three classes of a port (inner model, causal-LM wrapper, config), found by their base classes, without an import."""
+"""The three classes of a port (inner model, causal-LM wrapper, config), found by their base classes, without an
+import.
+"""
 
 from __future__ import annotations
 

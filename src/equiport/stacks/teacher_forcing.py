@@ -24,8 +24,8 @@ def decode_logits(
 
     k = 0 comes from the prefill of the ragged, right-padded prompts; each further k from one decode step that is fed the
     sequence's own token. `steps` defaults to the number of tokens after the prompt, so that logits k predict token
-    prompt_length+k; it may be one more. Rows are run in batches of the model's batch size, the last batch being filled up
-    with copies of its last row.
+    prompt_length+k; it may be one more. Rows are run in batches of the model's batch size, the last batch being
+    filled up with copies of its last row.
 
     Raises:
         EquiportError: empty prompts, too few tokens for `steps`, or a sequence longer than the model was made for.
