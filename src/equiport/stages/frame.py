@@ -22,6 +22,7 @@ from equiport.fixtures.folder import has_weights, read_config
 from equiport.stacks.contract import StackAdapter, StackStatus, Tier
 from equiport.stacks.port_classes import PortClasses
 from equiport.stages.hints import next_action
+from equiport.stages.port_run import port_fault
 from equiport.stages.progress import Progress
 
 
@@ -34,6 +35,7 @@ class StageOptions:
     thresholds: Path | None = None
     force: bool = False
     quiet: bool = False
+    debug: bool = False
     seed: int = 42
 
 
@@ -91,6 +93,11 @@ class StageContext:
             raise EquiportError("this stage needs a stack", remedy="Give --target-stack.")
         return self.adapter
 
+    @property
+    def debug(self) -> bool:
+        """Whether tracebacks are wanted."""
+        return self.options.debug
+
     def weights_folder(self) -> Path:
         """The HF folder that both sides load: the model's own, or the synthetic weights of a config-only folder."""
         own = self.port.model_path
@@ -143,7 +150,7 @@ def run_stage(
         progress.line("standalone: not part of an experiment (no equiv_config.json above)")
     context = StageContext(experiment, subject, adapter, thresholds, options, progress)
     started, clock = datetime.now(timezone.utc), time.monotonic()
-    outcome = body(context)
+    outcome = _run_body(body, context)
     inputs = [*_subject_inputs(subject), *outcome.inputs, *([options.thresholds] if options.thresholds else [])]
     result = StageResult(
         stage=spec.number,
@@ -165,6 +172,22 @@ def run_stage(
         result.save(path)
     progress.verdict(result, next_action(spec.number, result.verdict))
     return result
+
+
+def _run_body(body: Body, context: StageContext) -> Outcome:
+    """An error that the port itself raises is a FAIL with its place; anything else goes up."""
+    try:
+        return body(context)
+    except EquiportError:
+        raise
+    except Exception as error:
+        subject, adapter = context.subject, context.adapter
+        if subject is None or adapter is None or context.debug:
+            raise
+        reason = port_fault(error, [subject.modeling_file, *adapter.source_roots()])
+        if reason is None:
+            raise
+        return Outcome(Verdict.FAIL, [reason])
 
 
 def find_experiment(options: StageOptions) -> Experiment | None:

@@ -17,8 +17,9 @@ from equiport.experiment.config import EquivConfig
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import materialize, skeleton
-from equiport.stacks.contract import LoadReport, StackAdapter
+from equiport.stacks.contract import StackAdapter
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
+from equiport.stages.port_run import load_reasons
 from equiport.structure.class_divergence import detect_class_divergence
 from equiport.structure.mapping import ComponentMapping, MappingCheck, check_mapping, load_mapping, save_mapping
 from equiport.structure.propose import component_type, propose_mapping
@@ -115,7 +116,7 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
     for module in (source, target):
         del module
     gc.collect()
-    reasons = [*_load_reasons(provenance.load), *_provenance_reasons(provenance), *_crossed_reasons(mapping)]
+    reasons = [*load_reasons(provenance.load), *_provenance_reasons(provenance), *_crossed_reasons(mapping)]
     open_points = _mapping_reasons(check)
     verdict = Verdict.FAIL if reasons or check.problems else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     metrics = StructureMetrics(
@@ -195,15 +196,6 @@ def _mapping(
     if file is not None:
         save_mapping(file, mapping)
     return mapping, check_mapping(mapping, source_paths, target_paths), "proposed by weight provenance"
-
-
-def _load_reasons(report: LoadReport) -> list[Reason]:
-    kinds = (
-        ("LOAD_MISSING", report.missing, "is filled by no tensor of the checkpoint and keeps its random initial value"),
-        ("LOAD_UNEXPECTED", report.unexpected, "leaves the conversion and has no place in the port"),
-        ("LOAD_MIS_SHAPED", report.mis_shaped, "has another shape in the port than the conversion gives it"),
-    )
-    return [Reason(code, what, name) for code, names, what in kinds for name in names]
 
 
 def _provenance_reasons(provenance: Provenance) -> list[Reason]:

@@ -18,7 +18,7 @@ from equiport.structure.mapping import ComponentMapping, MappingEntry
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
 from equiport.trace.rotary import rotary_sample, rotary_tables
-from equiport.trace.sample import ComponentSample
+from equiport.trace.sample import NEVER_CALLED, ONLY_PORT_CALLS, ComponentSample
 from equiport.trace.target import ShadowOutput, ShadowPair, shadow_target
 
 _ROTARY_MARKS = ("rotary", "rope")
@@ -190,9 +190,9 @@ def _samples(
 
     called = sum(fp32.calls.get(path, 0) for path in instance.source)
     if not shadow.calls:
-        return [sample("prefill", problem="is never called by the port")] if called else []
+        return [sample("prefill", problem=NEVER_CALLED)] if called else []
     if not called:
-        return [sample("prefill", problem="is called by the port and never by the source")]
+        return [sample("prefill", problem=ONLY_PORT_CALLS)]
     if shadow.problem:
         return [sample("prefill", problem=shadow.problem)]
     found = []

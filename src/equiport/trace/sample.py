@@ -15,6 +15,8 @@ from equiport.errors import EquiportError
 from equiport.reference.model import Fixture
 from equiport.structure.mapping import MappingEntry
 
+NEVER_CALLED = "is never called by the port"
+ONLY_PORT_CALLS = "is called by the port and never by the source"
 _TENSORS = ("ref_fp32", "ref_bf16", "target", "target_fp32")
 
 
@@ -67,7 +69,17 @@ class ComponentSample:
     @property
     def name(self) -> str:
         """Name of the comparison: module, phase, fixture."""
-        return f"{self.module} [{self.phase}, {self.fixture}]"
+        return f"{self.module} [{self.phase}, {self.fixture_kind}, seed {self.seed}]"
+
+    @property
+    def fixture_kind(self) -> str:
+        """real, perturbed or stress."""
+        return self.fixture.split("-")[0]
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether the problem is the port's fault rather than a limit of this comparison."""
+        return self.problem in (NEVER_CALLED, ONLY_PORT_CALLS)
 
     @property
     def layer(self) -> int | None:
@@ -82,11 +94,11 @@ def slug(component: str) -> str:
 
 def save_samples(folder: Path, samples: Iterable[ComponentSample]) -> None:
     """Store samples in one safetensors file a component and run; scalars travel as metadata."""
-    grouped: dict[tuple[str, str], list[ComponentSample]] = {}
+    grouped: dict[tuple[str, str, int], list[ComponentSample]] = {}
     for sample in samples:
-        grouped.setdefault((sample.component, sample.fixture), []).append(sample)
+        grouped.setdefault((sample.component, sample.fixture_kind, sample.seed), []).append(sample)
     folder.mkdir(parents=True, exist_ok=True)
-    for (component, fixture), group in grouped.items():
+    for (component, fixture, seed), group in grouped.items():
         tensors: dict[str, Tensor] = {}
         facts = []
         for number, sample in enumerate(group):
@@ -95,7 +107,8 @@ def save_samples(folder: Path, samples: Iterable[ComponentSample]) -> None:
                 if value is not None:
                     tensors[f"{number}.{name}"] = value.contiguous()
             facts.append({k: v for k, v in sample.__dict__.items() if k not in _TENSORS})
-        save_file(tensors, str(folder / f"{slug(component)}-{fixture}.safetensors"), {"samples": json.dumps(facts)})
+        file = folder / f"{slug(component)}-{fixture}-{seed}.safetensors"
+        save_file(tensors, str(file), {"samples": json.dumps(facts)})
 
 
 def load_samples(folder: Path, component: str) -> list[ComponentSample]:

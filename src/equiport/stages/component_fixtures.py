@@ -1,0 +1,150 @@
+"""The fixtures of stage 2 and their trace: what both sides gave, stored once for all test files."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from equiport.errors import EquiportError
+from equiport.experiment import Experiment
+from equiport.experiment.atomic import read_json, write_json
+from equiport.fixtures.excitation import Excitation, excitation
+from equiport.fixtures.folder import read_config
+from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.weights import WeightKind
+from equiport.reference.model import Fixture, load_reference, materialize, real_fixture
+from equiport.stacks.contract import LoadReport, StackAdapter
+from equiport.stages.frame import Subject, vocabulary_size
+from equiport.stages.progress import Progress
+from equiport.structure.mapping import ComponentMapping, load_mapping
+from equiport.trace.components import trace_components
+from equiport.trace.sample import ComponentSample, load_samples, save_samples
+
+_PROMPTS = (24, 17)
+_DECODE_STEPS = 5
+
+
+class TraceManifest(BaseModel):
+    """What was traced: seeds, what could not be compared, what was excited, how weights loaded."""
+
+    seeds: list[int]
+    fixtures: list[str]
+    untestable: dict[str, str]
+    faults: dict[str, str]
+    excitation: list[tuple[str, str, bool, str]]
+    load_findings: list[str]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class TracePlan:
+    """Which seeds and which kinds of weights."""
+
+    seeds: tuple[int, ...]
+    kinds: tuple[WeightKind, ...] = (WeightKind.REAL, WeightKind.PERTURBED, WeightKind.STRESS)
+
+
+def trace_folder(experiment: Experiment) -> Path:
+    """Where the trace lies."""
+    return experiment.results / "trace"
+
+
+def mapping_of(experiment: Experiment) -> ComponentMapping:
+    """The experiment's mapping, expanded over the trees that stage 0 wrote.
+
+    Raises:
+        EquiportError: no trees or no mapping yet, or the mapping is invalid.
+    """
+    trees = {}
+    for side in ("source", "target"):
+        file = experiment.model_tree / f"model_tree_{side}_flat_paths.txt"
+        if not file.is_file():
+            raise EquiportError("no such file", where=file, remedy="Run stage 0 first.")
+        trees[side] = file.read_text(encoding="utf-8").split()
+    return load_mapping(experiment.mapping_file, trees["source"], trees["target"])
+
+
+def write_trace(
+    experiment: Experiment,
+    subject: Subject,
+    adapter: StackAdapter,
+    weights: Path,
+    plan: TracePlan,
+    progress: Progress,
+    *,
+    append: bool = False,
+) -> TraceManifest:
+    """Run every fixture and seed of the plan and store the samples; `append` keeps those of earlier seeds."""
+    folder = trace_folder(experiment)
+    if not append:
+        shutil.rmtree(folder, ignore_errors=True)
+    mapping = mapping_of(experiment)
+    before = _manifest(folder) if append else None
+    found: list[ComponentSample] = []
+    loads: list[LoadReport] = []
+    excited: list[tuple[str, Excitation]] = []
+    notes: dict[str, None] = {}
+    for kind in plan.kinds:
+        for fixture, batches in _fixtures(experiment, weights, kind, plan.seeds):
+            with progress.step(f"trace {fixture.label}"):
+                result = trace_components(adapter, subject.modeling_file, subject.classes, mapping, fixture, batches)
+            found += result.samples
+            loads.append(result.load)
+            notes.update(dict.fromkeys(fixture.notes))
+            save_samples(folder, [sample for sample in result.samples if not sample.problem])
+            excited += [(kind.value, item) for item in _excited(fixture, next(iter(batches.values())))]
+    manifest = TraceManifest(
+        seeds=[*(before.seeds if before else []), *plan.seeds],
+        fixtures=[kind.value for kind in plan.kinds],
+        untestable={s.component: s.problem for s in found if s.problem and not s.is_fault},
+        faults={s.component: f"{s.module} {s.problem}" for s in found if s.is_fault},
+        excitation=list(dict.fromkeys((kind, item.item, item.exercised, item.detail) for kind, item in excited)),
+        load_findings=sorted({key for load in loads for key in (*load.missing, *load.unexpected, *load.mis_shaped)}),
+        notes=list(notes),
+    )
+    write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
+    return manifest
+
+
+def component_samples(folder: Path, component: str) -> list[ComponentSample]:
+    """The traced samples of one component; what the `samples` fixture of a generated test gives.
+
+    Raises:
+        EquiportError: nothing was traced, or the port never calls the component.
+    """
+    fault = _manifest(folder).faults.get(component)
+    if fault:
+        raise EquiportError(fault, where=component, remedy="The port must use the module that holds these weights.")
+    return load_samples(folder, component)
+
+
+def _manifest(folder: Path) -> TraceManifest:
+    return TraceManifest.model_validate(read_json(folder / "manifest.json", remedy="Run run_stage2.py again."))
+
+
+def _fixtures(
+    experiment: Experiment, weights: Path, kind: WeightKind, seeds: Sequence[int]
+) -> list[tuple[Fixture, Mapping[int, TokenBatch]]]:
+    if kind is WeightKind.REAL:
+        vocabulary = vocabulary_size(weights)
+        return [
+            (real_fixture(weights), {seed: draw_batch(vocabulary, _PROMPTS, _DECODE_STEPS, seed) for seed in seeds})
+        ]
+    pairs = []
+    for seed in seeds:
+        target = experiment.root / "fixtures" / f"{kind.value}-{seed}"
+        fixture = materialize(weights, target, kind, seed, tiny=True)
+        batch = draw_batch(vocabulary_size(target), _PROMPTS, _DECODE_STEPS, seed)
+        pairs.append((fixture, {seed: batch}))
+    return pairs
+
+
+def _excited(fixture: Fixture, batch: TokenBatch) -> tuple[Excitation, ...]:
+    import torch
+
+    state = load_reference(fixture.folder, torch.float32).state_dict()
+    return excitation(read_config(fixture.folder), state, batch)

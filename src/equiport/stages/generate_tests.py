@@ -1,0 +1,70 @@
+"""Write the component tests of stage 2 from the mapping: one file a component type, simplest first."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from equiport.content import content_dir
+from equiport.experiment.atomic import write_text
+from equiport.fixtures.folder import read_config
+from equiport.structure.mapping import ComponentMapping
+
+_ORDER = (
+    "norm", "embedding", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention", "lm_head", "module",
+    "decoder_layer",
+)  # fmt: skip
+_CONSTANTS = {
+    "HIDDEN_SIZE": "hidden_size",
+    "NUM_LAYERS": "num_hidden_layers",
+    "NUM_HEADS": "num_attention_heads",
+    "NUM_KV_HEADS": "num_key_value_heads",
+    "HEAD_DIM": "head_dim",
+    "INTERMEDIATE_SIZE": "intermediate_size",
+    "VOCAB_SIZE": "vocab_size",
+}
+
+
+def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: Mapping[str, str]) -> list[Path]:
+    """Write conftest.py, tensor_compare.py and the missing test files; files that are there are left alone.
+
+    `skip`: components that cannot be compared here, with the reason (they become blind spots).
+
+    Returns the files written.
+    """
+    templates = Environment(
+        loader=FileSystemLoader(content_dir("templates")), undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    config = read_config(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    if not (folder / "conftest.py").is_file():
+        constants: dict[str, Any] = {name: config.get(key) for name, key in _CONSTANTS.items() if config.get(key)}
+        text = templates.get_template("conftest_template.py.j2").render(constants=constants)
+        written.append(write_text(folder / "conftest.py", text))
+    if not (folder / "tensor_compare.py").is_file():
+        shutil.copy(content_dir("scripts") / "tensor_compare.py", folder / "tensor_compare.py")
+        written.append(folder / "tensor_compare.py")
+    kinds = sorted({entry.component_type or "module" for entry in mapping.components}, key=_rank)
+    for number, kind in enumerate(kinds):
+        entries = [e for e in mapping.components if (e.component_type or "module") == kind and e.name not in skip]
+        if not entries or list(folder.glob(f"test_*_{kind}.py")):
+            continue
+        text = templates.get_template("component_test.py.j2").render(
+            kind=kind,
+            name=re.sub(r"\W", "_", kind),
+            pairs=[(" + ".join(entry.source), entry.name) for entry in entries],
+            components=[json.dumps(entry.name) for entry in entries],
+        )
+        written.append(write_text(folder / f"test_{number:02d}_{kind}.py", text))
+    return written
+
+
+def _rank(kind: str) -> tuple[int, str]:
+    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)
