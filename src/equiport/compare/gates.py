@@ -160,7 +160,7 @@ def outlier_reasons(comparison: Comparison, thresholds: Thresholds) -> tuple[Rea
 def precision_notes(comparison: Comparison, thresholds: Thresholds) -> tuple[Reason, ...]:
     """Over-precision (R clearly below 1) and R = 0, and where the upcast shows. Notes, never failures."""
     c = comparison
-    if c.mode != "ratio" or not c.r_ratio < thresholds.over_precision:
+    if c.method != "3-tensor" or c.mode != "ratio" or not c.r_ratio < thresholds.over_precision:
         return ()
     where = c.labels.component or c.name or "the component"
     if c.target_beyond_bf16:

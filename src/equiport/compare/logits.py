@@ -106,7 +106,7 @@ def compare_logits(
     positions: Sequence[int] | Tensor | None = None,
     prompt_index: Sequence[int] | Tensor | None = None,
     name: str = "",
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int = CHUNK_ELEMENTS // 2,
 ) -> LogitComparison:
     """Compare logits [N, V] of N positions, pooled over prompts; rows are read in float64, few at a time.
 
@@ -320,5 +320,6 @@ def _pooled(error: float, base: float, ref_norm: float) -> float:
 def _spread(values: Tensor) -> Spread:
     # numpy's quantiles pass NaN on: one broken position breaks the figure, it does not vanish
     data = values.numpy()
-    p5, p95, p999 = (float(item) for item in np.quantile(data, (0.05, 0.95, 0.999)))
+    with np.errstate(invalid="ignore"):  # between infinite values: NaN, and meant to be
+        p5, p95, p999 = (float(item) for item in np.quantile(data, (0.05, 0.95, 0.999)))
     return Spread(mean=float(data.mean()), p5=p5, p95=p95, p999=p999, low=float(data.min()), high=float(data.max()))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equiport.compare.comparison import Comparison
 from equiport.compare.measure import Measured, walk
+from equiport.errors import EquiportError
 
 #: Elements that histograms and the QQ plot look at, spread evenly over the tensor.
 SAMPLE = 200_000
@@ -27,10 +28,16 @@ _Array = npt.NDArray[np.float64]
 
 
 def plot_comparison(measured: Measured, comparison: Comparison, folder: Path) -> tuple[Path, ...]:
-    """Write the comparison's PNGs into `folder` (made when missing) and return their paths."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Write the comparison's PNGs into `folder` (made when missing) and return their paths.
 
+    Raises:
+        EquiportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise EquiportError("matplotlib is missing", field="plots_dir", remedy="pip install matplotlib") from error
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", comparison.name) or "comparison"
     target, base = _sampled_errors(measured)
@@ -66,8 +73,10 @@ def _sampled_errors(measured: Measured) -> tuple[_Array, _Array]:
     base: list[Tensor] = []
     skip = 0
     for block in walk(measured.sources, measured.chunk):
-        kept = slice(None) if block.aside is None else ~block.aside
-        error, gap = (block.target - block.ref)[kept].flatten(), (block.bases[0] - block.ref)[kept].flatten()
+        error, gap = (block.target - block.ref).flatten(), (block.bases[0] - block.ref).flatten()
+        if block.aside is not None:
+            kept = ~block.aside.flatten()
+            error, gap = error[kept], gap[kept]
         target.append(error[skip::stride].clone())
         base.append(gap[skip::stride].clone())
         skip = (skip - error.numel()) % stride

@@ -51,7 +51,8 @@ def epsilon_draws(
     outputs = []
     with torch.no_grad():
         for _ in range(draws):
-            outputs.append(function(*(_perturbed(value, generator) for value in inputs)).detach())
+            # a copy: the function may return one cached buffer each time
+            outputs.append(function(*(_perturbed(value, generator) for value in inputs)).detach().clone())
     return tuple(outputs)
 
 
