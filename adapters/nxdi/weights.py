@@ -25,7 +25,8 @@ from equiport.stacks.contract import LoadReport
 BENIGN_MISSING = re.compile(r"(^|\.)(kv_mgr\.|rank_util\.rank$|past_key_values|global_rank\.|rotary_emb\.\w*inv_freq$)")
 # Written by ports for layers that do not use them at this TP degree, or a constant of old HuggingFace checkpoints.
 BENIGN_UNEXPECTED = re.compile(r"(^|\.)(rank_util\.rank|rotary_emb\.inv_freq)$")
-_SHAPE_FAULT = re.compile(r"expected shape .* for (\S+) but found")
+# The words of the real stack, and of the stand-in.
+_SHAPE_FAULT = re.compile(r"expected shape .* for (?P<a>\S+) but found|^(?P<b>\S+) has the shape ")
 
 
 @dataclass
@@ -90,7 +91,7 @@ def _translated(load: Any, counted: _Counted, folder: Path) -> None:
         shape = _SHAPE_FAULT.search(str(fault))
         if shape is None:
             raise _failure(fault, folder) from fault
-        counted.mis_shaped.append(shape.group(1))
+        counted.mis_shaped.append(shape["a"] or shape["b"])
     except NotImplementedError as fault:
         raise EquiportError(str(fault), field="dtype", remedy="Use float32, or tp_degree 1.") from fault
     except Exception as fault:
@@ -107,12 +108,12 @@ def _failure(fault: Exception, folder: Path) -> EquiportError:
 
 
 class _WatchedDict(dict[str, Any]):
-    """A state dict that remembers which keys sharding hooks read and which they wrote."""
+    """A state dict that remembers its first keys, and which keys sharding hooks read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(values)
+        self.first = set(values)
         self.read: set[str] = set()
-        self.written: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
         self.read.add(key)
@@ -126,27 +127,43 @@ class _WatchedDict(dict[str, Any]):
         self.read.add(key)
         return super().pop(key, *default)
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        self.written.add(key)
-        super().__setitem__(key, value)
-
     def unused(self, known: Mapping[str, Any]) -> list[str]:
-        """Keys of no effect: not the model's, and no hook made use of them.
+        """Keys of no effect on a model whose keys are `known`.
 
-        A hook renames by copying and leaves the former key behind; a name that the hook gave but that the model lacks
-        (a bias without a place) is of no effect unless the same values arrived under another name.
+        Hooks rename by copying and leave the former key behind: a key whose values stand under a known name has arrived.
+        A name that a hook gave but that the model lacks (a bias without a place) is of no effect, and so is the key that
+        it came from, which is the one reported. Any other key that a hook read went into something else.
         """
-        left = [key for key in self if key not in known]
-        return [key for key in left if (not self._arrived(key, known) if key in self.written else key not in self.read)]
+        values = dict(self)
+        kept = {key: value for key, value in values.items() if key in known}
+        lost = {key: value for key, value in values.items() if key not in known and not _twin(key, value, kept)}
+        named_by_hook = {key: value for key, value in lost.items() if key not in self.first}
+        found = []
+        for key in sorted(set(lost) & self.first):
+            renamed = _twin(key, lost[key], named_by_hook)
+            if renamed:
+                named_by_hook.pop(renamed)
+            if renamed or key not in self.read:
+                found.append(key)
+        return found + list(named_by_hook)
 
-    def _arrived(self, key: str, known: Mapping[str, Any]) -> bool:
-        value, kind = super().__getitem__(key), key.rpartition(".")[2]
-        for other in known:
-            if other.rpartition(".")[2] == kind and other in self:
-                twin = super().__getitem__(other)
-                if twin.shape == value.shape and twin.dtype == value.dtype and torch.equal(twin, value):
-                    return True
-        return False
+
+def _twin(key: str, value: Any, among: Mapping[str, Any]) -> str | None:
+    """The name in `among`, of the same kind (weight, bias ...), that holds the same values."""
+    kind = key.rpartition(".")[2]
+    alike = [
+        name
+        for name, other in among.items()
+        if name.rpartition(".")[2] == kind and other.shape == value.shape and other.dtype == value.dtype
+    ]
+    for name in alike:
+        if among[name].data_ptr() == value.data_ptr():
+            return name
+    head = value.flatten()[:16]
+    for name in alike:
+        if torch.equal(among[name].flatten()[:16], head) and torch.equal(among[name], value):
+            return name
+    return None
 
 
 @contextmanager
