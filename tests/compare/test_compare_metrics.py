@@ -60,7 +60,7 @@ def test_chunk_size_changes_nothing(shape: tuple[int, ...], seed: int, chunk: in
 
 
 @LAWS
-@given(SHAPES, SEEDS, st.integers(-60, 60))
+@given(SHAPES, SEEDS, st.integers(-60, 20))
 def test_ratios_do_not_change_with_the_scale(shape: tuple[int, ...], seed: int, power: int) -> None:
     tensors = [x.double() for x in triple(shape, seed)]
     plain = compare_3tensors(*tensors[:3], target_fp32=tensors[3])

@@ -241,6 +241,24 @@ def test_masks_of_fill_values() -> None:
     assert got is Verdict.FAIL
 
 
+@pytest.mark.parametrize("fill", [-1e4, -1e9, -3.3e38])
+def test_a_position_bias_beside_mask_fills_is_not_hidden(fill: float) -> None:
+    distance = (torch.arange(64)[None, :] - torch.arange(64)[:, None]).float()
+    causal = distance > 0
+    fp32 = (0.3 * distance).masked_fill(causal, fill)
+    bf16 = (0.3 * distance).bfloat16().masked_fill(causal, fill)
+    right = compare_3tensors(fp32, bf16, bf16.clone(), target_fp32=fp32.clone())
+    assert verdict(right)[0] is Verdict.PASS
+    dropped = torch.zeros(64, 64).masked_fill(causal, fill)
+    found = compare_3tensors(fp32, bf16, bf16.clone(), target_fp32=dropped)
+    assert verdict(found)[0] is Verdict.FAIL
+    if fill < -1e8:
+        assert found.set_aside.fill == 2016
+        assert verdict(compare_3tensors(fp32, bf16, dropped.bfloat16()))[0] is Verdict.FAIL
+        other = compare_3tensors(fp32, bf16, bf16.masked_fill(causal, fill / 10))
+        assert verdict(other)[0] is Verdict.FAIL  # another fill is not silently the same mask
+
+
 def test_the_same_memory_twice_fails() -> None:
     ref = normal(16, 16)
     base = ref.bfloat16()

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from equiport.compare.numbers import Frozen, Number
 from equiport.compare.slices import WorstSlice
 
 Mode = Literal["ratio", "exact"]
-
-
-class Frozen(BaseModel):
-    """Base of this package's records: frozen, closed, NaN and infinity survive JSON."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
 
 class Labels(Frozen):
@@ -60,7 +53,7 @@ class Exactness(Frozen):
     unequal: int
     beyond_rounding: int
     beyond_ulp: int
-    max_ulps: float
+    max_ulps: Number
     reorder: bool
 
 
@@ -81,22 +74,22 @@ class Comparison(Frozen):
     draws: int = 1
     elements: int
     set_aside: SetAside = SetAside()
-    ref_norm: float
-    baseline_error: float
-    target_error: float
-    target_fp32_error: float | None = None
-    r_ratio: float
-    r32: float | None = None
-    sigma_ratio: float
-    mean_shift: float
-    bc: float
-    baseline_linf: float
-    target_linf: float
-    linf_ratio: float
-    l2_ratio: float
-    cosine: float
-    cosine_centred: float
-    nmse: float
+    ref_norm: Number
+    baseline_error: Number
+    target_error: Number
+    target_fp32_error: Number | None = None
+    r_ratio: Number
+    r32: Number | None = None
+    sigma_ratio: Number
+    mean_shift: Number
+    bc: Number
+    baseline_linf: Number
+    target_linf: Number
+    linf_ratio: Number
+    l2_ratio: Number
+    cosine: Number
+    cosine_centred: Number
+    nmse: Number
     r_slices: tuple[WorstSlice, ...] = ()
     r32_slices: tuple[WorstSlice, ...] = ()
     exactness: Exactness | None = None

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equiport.compare.check import recording_refusals
-from equiport.compare.comparison import Frozen
+from equiport.compare.numbers import Frozen, Number
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.slices import safe_ratio, slice_ratios
 from equiport.compare.streams import CHUNK_ELEMENTS, FILL, ComparisonError, accept, require_same_shape
@@ -29,18 +29,18 @@ _COLUMNS = (
 class MaxObserved(Frozen):
     """One entry of the tolerance map."""
 
-    max_observed: float
+    max_observed: Number
 
 
 class Spread(Frozen):
     """A per-position quantity over all positions."""
 
-    mean: float
-    p5: float
-    p95: float
-    p999: float
-    low: float
-    high: float
+    mean: Number
+    p5: Number
+    p95: Number
+    p999: Number
+    low: Number
+    high: Number
 
 
 class PositionColumns(Frozen):
@@ -48,11 +48,11 @@ class PositionColumns(Frozen):
 
     position: tuple[int, ...]
     prompt: tuple[int, ...]
-    r_raw: tuple[float, ...]
-    r_centred: tuple[float, ...]
-    r32: tuple[float, ...]
-    cosine_centred: tuple[float, ...]
-    kl: tuple[float, ...]
+    r_raw: tuple[Number, ...]
+    r_centred: tuple[Number, ...]
+    r32: tuple[Number, ...]
+    cosine_centred: tuple[Number, ...]
+    kl: tuple[Number, ...]
     top1: tuple[bool, ...]
 
 
@@ -68,26 +68,26 @@ class LogitComparison(Frozen):
     vocabulary: int
     prompts: int
     dtypes: dict[str, str]
-    r_raw: float
-    r_centred: float
+    r_raw: Number
+    r_centred: Number
     r_raw_positions: Spread
     r_centred_positions: Spread
-    r_centred_worst_prompt: float
-    p95_ratio: float
+    r_centred_worst_prompt: Number
+    p95_ratio: Number
     cosine_raw: Spread
     cosine_centred: Spread
     kl: Spread
     kl_baseline: Spread
-    top1: float
-    top1_baseline: float
-    top5: float
-    jaccard5: float
+    top1: Number
+    top1_baseline: Number
+    top5: Number
+    jaccard5: Number
     tolerance_map: dict[str, MaxObserved]
-    r32: float | None
-    r32_centred: float | None
-    r32_worst: float | None
+    r32: Number | None
+    r32_centred: Number | None
+    r32_worst: Number | None
     r32_worst_position: int | None
-    baseline_noise: float
+    baseline_noise: Number
     masked: int
     mask_mismatches: int
     not_finite: int

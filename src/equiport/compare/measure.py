@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equiport.compare.comparison import Exactness
 from equiport.compare.slices import SliceSums
-from equiport.compare.streams import CHUNK_ELEMENTS, Index, blocks, classes, load
+from equiport.compare.streams import CHUNK_ELEMENTS, Index, blocks, classes, load, other_fills
 
 #: Bins of the two error histograms behind the Bhattacharyya coefficient.
 BINS = 100
@@ -83,7 +83,9 @@ def walk(sources: Sources, chunk: int) -> Iterator[Block]:
         named = {"ref": ref, "target": target, **{f"base{i}": base for i, base in enumerate(bases)}}
         if fp32 is not None:
             named["fp32"] = fp32
-        codes = {role: code for role, values in named.items() if (code := classes(values)) is not None}
+        # integers have no fills: every one of them is a number
+        read = {} if sources.integers else {role: classes(values) for role, values in named.items()}
+        codes = {role: other_fills(code, named[role], ref) for role, code in read.items() if code is not None}
         if not codes:
             yield Block(index, ref, bases, target, fp32, None)
             continue
@@ -134,7 +136,7 @@ class Measured:
         self.base_max = self.err_max = self.ref_max = 0.0
         self.error_low, self.error_high = torch.inf, 0.0
         self.visible = 0
-        self.class_counts = torch.zeros(6, dtype=torch.int64)
+        self.class_counts = torch.zeros(7, dtype=torch.int64)
         self.mismatched = {"target": 0, "base": 0, "fp32": 0}
         self.beyond_bf16 = {"ref": 0, "base": 0, "target": 0}
         self.ref_range, self.target_range = _Range(), _Range()
@@ -187,7 +189,7 @@ class Measured:
         if block.aside is None:
             return
         ref = block.codes["ref"]
-        self.class_counts += torch.bincount(ref.flatten().to(torch.int64), minlength=6)
+        self.class_counts += torch.bincount(ref.flatten().to(torch.int64), minlength=7)
         self.mismatched["target"] += int((block.codes["target"] != ref).sum())
         for draw in range(self.draws):
             self.mismatched["base"] += int((block.codes[f"base{draw}"] != ref).sum())

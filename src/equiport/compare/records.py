@@ -12,8 +12,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from equiport.compare.comparison import Comparison, Frozen, Labels
+from equiport.compare.comparison import Comparison, Labels
 from equiport.compare.gates import GateResult, judge
+from equiport.compare.numbers import Frozen, Number
 from equiport.compare.thresholds import SHIPPED_THRESHOLDS, Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.errors import EquiportError
@@ -35,7 +36,7 @@ class Record(Frozen):
     reasons: tuple[Reason, ...] = ()
     notes: tuple[Reason, ...] = ()
     blind_spots: tuple[Reason, ...] = ()
-    tolerance_ratio: float | None = None
+    tolerance_ratio: Number | None = None
     comparison: Comparison | None = None
     test: str = ""
     pid: int

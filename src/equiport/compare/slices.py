@@ -7,27 +7,25 @@ from dataclasses import dataclass
 from math import ceil
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from equiport.compare.numbers import Frozen, Number
 from equiport.compare.streams import Index
 
 #: Longest table of sums per axis. A longer axis is summed in groups of neighbours, so memory stays bounded.
 MAX_SLICES = 1 << 18
 
 
-class WorstSlice(BaseModel):
+class WorstSlice(Frozen):
     """The worst slice of one axis: `ratio` of indices `start:stop` on `axis`; `elements` compared in it.
 
     `floored` says that the slice's own baseline error was below the floor (see `slice_ratios`).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
     axis: int
     start: int
     stop: int
-    ratio: float
+    ratio: Number
     elements: int
     floored: bool
 

@@ -15,11 +15,13 @@ from equiport.errors import EquiportError
 
 #: Elements of one block; a block in float64 is 1 MiB.
 CHUNK_ELEMENTS = 1 << 17
-#: Finite values from here on are mask fills (finfo.min of fp32 and bf16), not numbers to compare.
-FILL = 1e38
+#: Finite values from here on are mask fills (-1e9, finfo.min), not numbers: in bf16 the rounding of a fill is larger
+#: than anything beside it, and would hide a dropped position bias.
+FILL = 1e8
+#: Fills of two tensors agree within this, relative (bf16 rounds them by up to 0.4 %).
+FILL_AGREES = 0.01
 
-PLAIN, NAN, POS_INF, NEG_INF, POS_FILL, NEG_FILL = range(6)
-CLASS_NAMES = ("plain", "nan", "+inf", "-inf", "+fill", "-fill")
+PLAIN, NAN, POS_INF, NEG_INF, POS_FILL, NEG_FILL, OTHER_FILL = range(7)
 
 Index = tuple[slice, ...]
 
@@ -135,3 +137,9 @@ def classes(block: Tensor) -> Tensor | None:
     codes[block == -torch.inf] = NEG_INF
     codes[block.isnan()] = NAN
     return codes
+
+
+def other_fills(codes: Tensor, block: Tensor, ref: Tensor) -> Tensor:
+    """`codes` of `block` where fills that are not the reference's own value become OTHER_FILL."""
+    fills = codes >= POS_FILL
+    return codes.masked_fill(fills & ~((block - ref).abs() <= FILL_AGREES * ref.abs()), OTHER_FILL)

@@ -63,9 +63,10 @@ def compare_3tensors(
     - `cosine`, `cosine_centred` of target and ref_fp32, the second without their means;
     - `r_slices`, `r32_slices`: the worst slice of each axis longer than 1 (`slices.slice_ratios` has the floor).
 
-    NaN, Inf and mask fills (|x| ≥ 1e38) at the same places everywhere are set aside and counted. When ‖b‖ is 0 up to
-    fp32 rounding, or all tensors hold integers, the mode is `exact`: `exactness` says how the target differs from
-    ref_bf16, and `r32` and the slices are relative to the nominal bf16 rounding error, 2^-9/√3 of the reference.
+    NaN, Inf and mask fills (|x| ≥ 1e8, floating point) at the same places everywhere are set aside and counted. When
+    ‖b‖ is 0 up to fp32 rounding, or all tensors hold integers, the mode is `exact`: `exactness` says how the target
+    differs from ref_bf16, and `r32` and the slices are relative to the nominal bf16 rounding error, 2^-9/√3 of the
+    reference.
 
     `baseline`: `plain`, or `split:K` when ref_bf16 was computed with its reduction split in K (see `baseline`).
     `plots_dir`: where to write PNGs. `labels`: carried into records.
