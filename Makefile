@@ -34,7 +34,7 @@ $(READY): pyproject.toml $(PINS)
 	@touch $@
 
 $(RUNS)/model/config.json: | $(READY)
-	$(BIN)/python scripts/build_demo_model.py --output-dir $(RUNS)/model
+	$(BIN)/python scripts/build_demo_model.py --output $(RUNS)/model
 
 demo: $(READY) $(RUNS)/model/config.json
 	@mkdir -p $(RUNS)/port && cp -n examples/llama/modeling_llama_nxdi.py $(RUNS)/port/ 2>/dev/null || true

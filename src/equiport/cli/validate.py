@@ -1,0 +1,51 @@
+"""`equiport validate`: all stages with gates, progress and resume, ending in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equiport.cli.entry import run_command
+from equiport.cli.flags import Debug, Force, Quiet, Seed, ThresholdsFile, TpSize
+
+HELP = """Validate a port: run the stages in order, resume what is done, write EQUIVALENCE_REPORT.md.
+
+Examples:
+  equiport validate --port modeling_x.py --model HF_DIR --out EXP_DIR
+  equiport validate EXP_DIR
+  equiport validate EXP_DIR --from 2
+
+Exit 0 only on PASS; 1 FAIL, 2 bad input, 3 inconclusive or a question open, 4 incomplete.
+"""
+
+
+def validate(
+    exp_dir: Annotated[Path | None, typer.Argument(help="An existing experiment directory.")] = None,
+    port: Annotated[Path | None, typer.Option(help="The port's modeling file.")] = None,
+    model: Annotated[Path | None, typer.Option(help="HuggingFace folder of the source model.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Experiment directory to make or resume.")] = None,
+    inner_class: Annotated[str | None, typer.Option(help="Inner model class, when several fit.")] = None,
+    causal_class: Annotated[str | None, typer.Option(help="ForCausalLM class, when several fit.")] = None,
+    config_class: Annotated[str | None, typer.Option(help="InferenceConfig class, when several fit.")] = None,
+    stack: Annotated[str | None, typer.Option(help="Serving stack; found from the imports.")] = None,
+    tp_size: TpSize = 1,
+    through: Annotated[int | None, typer.Option(help="Last stage that counts. [default: 6]")] = None,
+    first: Annotated[int, typer.Option("--from", help="Run again from this stage on.")] = 8,
+    force: Force = False,
+    thresholds: ThresholdsFile = None,
+    debug: Debug = False,
+    quiet: Quiet = False,
+    seed: Seed = 42,
+) -> None:
+    """Run the stages that are not done."""
+
+    def action() -> int:
+        from equiport.pipeline import PortGiven, open_or_make, run_pipeline
+
+        given = PortGiven(port, model, out, inner_class, causal_class, config_class, stack, tp_size, thresholds, seed)
+        experiment = open_or_make(exp_dir, given, through)
+        return run_pipeline(experiment, first=0 if force else first, quiet=quiet, debug=debug)
+
+    run_command(action, debug=debug)

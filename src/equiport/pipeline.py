@@ -1,0 +1,186 @@
+"""The loop over the stages behind `equiport validate`: each stage is its script, run with the experiment's interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from equiport.compare.verdict import Verdict
+from equiport.content import content_dir
+from equiport.errors import EquiportError, ExitCode
+from equiport.experiment import EquivConfig, Experiment
+from equiport.experiment.config import CONFIG_NAME
+from equiport.fixtures.folder import has_weights, read_config, tensor_headers
+from equiport.report import write_report
+from equiport.stacks.detection import detect_stack
+from equiport.stacks.loading import load_adapter
+from equiport.stacks.port_classes import find_port_classes
+from equiport.stages.frame import StageOptions, Subject, stamp
+from equiport.stages.stage0 import write_config
+
+BUILT = (0, 1, 2, 5, 6)
+
+
+@dataclass(frozen=True)
+class PortGiven:
+    """What `equiport validate` was given to make an experiment of."""
+
+    port: Path | None = None
+    model: Path | None = None
+    out: Path | None = None
+    inner_class: str | None = None
+    causal_class: str | None = None
+    config_class: str | None = None
+    stack: str | None = None
+    tp_size: int = 1
+    thresholds: Path | None = None
+    seed: int = 42
+
+
+def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) -> Experiment:
+    """The experiment to run: an existing directory, or a new one from port and model.
+
+    An existing `--out` keeps its results; they are run again where the inputs differ.
+
+    Raises:
+        EquiportError: neither or both are given, a stage is asked for that is not built, or bad input.
+        OpenQuestionError: several classes of the port fit.
+    """
+    if through is not None and through not in BUILT:
+        raise EquiportError(
+            f"stage {through} is not built yet" if 0 <= through <= 7 else f"there is no stage {through}",
+            field="--through",
+            remedy=f"Give one of {', '.join(map(str, BUILT))}.",
+        )
+    if exp_dir is not None:
+        if given.port or given.model or given.out:
+            raise EquiportError(
+                "an experiment directory and --port, --model, --out exclude one another",
+                remedy="Give one or the other.",
+            )
+        experiment = Experiment.open(exp_dir)
+        return experiment if through is None else _saved(experiment, experiment.config, through)
+    missing = [
+        flag for flag, value in (("--port", given.port), ("--model", given.model), ("--out", given.out)) if not value
+    ]
+    if missing:
+        raise EquiportError(
+            f"{', '.join(missing)} missing",
+            remedy="Give EXP_DIR, or all of --port PORT.py --model HF_DIR --out EXP_DIR.",
+        )
+    assert given.port and given.model and given.out
+    read_config(given.model)
+    if has_weights(given.model):
+        tensor_headers(given.model)
+    stack = detect_stack(given.port, given.stack)
+    classes = find_port_classes(
+        given.port,
+        inner_class=given.inner_class,
+        causal_class=given.causal_class,
+        config_class=given.config_class,
+    )
+    subject = Subject(given.model.absolute(), classes, stack, given.tp_size)
+    options = StageOptions(thresholds=given.thresholds, seed=given.seed)
+    given.out.mkdir(parents=True, exist_ok=True)
+    if (given.out / CONFIG_NAME).is_file():
+        Experiment.open(given.out)
+    write_config(given.out, subject, options, through if through is not None else 6)
+    return Experiment.open(given.out)
+
+
+def _saved(experiment: Experiment, config: EquivConfig, through: int) -> Experiment:
+    changed = config.model_copy(update={"through": through})
+    changed.save(experiment.root)
+    return replace(experiment, config=changed)
+
+
+def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool) -> ExitCode:
+    """Run every built stage up to `through` that is missing, stale, or numbered `first` and above; then report.
+
+    A failed stage does not stop stages that do not need it. Bad input in a stage stops the loop (exit 2).
+    """
+    config = experiment.config
+    backend = stamp(load_adapter(config.target_stack).check_environment())
+    for stage in [number for number in BUILT if number <= config.through]:
+        if stage < first and _done(experiment, stage, backend):
+            result = experiment.result(stage)
+            if not quiet and result is not None:
+                print(f"Stage {stage} is up to date: {result.verdict.value}")
+            continue
+        if stage in (5, 6) and not _passed(experiment, 2):
+            print(f"Stage {stage} needs stage 2 PASS: not run")
+            experiment.result_path(stage).unlink(missing_ok=True)
+            continue
+        if stage == 6 and not _done(experiment, 5, backend):
+            continue
+        code = _run_script(experiment, stage, quiet=quiet, debug=debug)
+        if code not in (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE):
+            return ExitCode(code) if code in iter(ExitCode) else ExitCode.BAD_INPUT
+    written = write_report(Experiment.open(experiment.root))
+    print(f"\n{written.headline}\nreport: {written.path}")
+    return written.exit_code
+
+
+def _done(experiment: Experiment, stage: int, backend: object) -> bool:
+    from equiport.experiment import BackendStamp
+
+    assert isinstance(backend, BackendStamp)
+    result = experiment.result(stage)
+    if result is None or not experiment.freshness(stage, backend).fresh or result.forced:
+        return False
+    config = experiment.config
+    thresholds = str(config.thresholds.resolve()) if config.thresholds else None
+    judged_by = [path for path in result.inputs if path == thresholds] or [None]
+    return result.settings.get("seed") == config.seed and judged_by[0] == thresholds
+
+
+def _passed(experiment: Experiment, stage: int) -> bool:
+    result = experiment.result(stage)
+    return result is not None and result.verdict is Verdict.PASS
+
+
+def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool) -> int:
+    config = experiment.config
+    interpreter = config.venv / "bin" / "python" if config.venv else Path(sys.executable)
+    if not interpreter.is_file():
+        raise EquiportError("no such interpreter", where=interpreter, field="VENV", remedy="Correct equiv_config.json.")
+    command = [str(interpreter), str(content_dir("scripts") / f"run_stage{stage}.py"), *_arguments(experiment, stage)]
+    command += ["--exp-dir", str(experiment.root), "--seed", str(config.seed)]
+    command += ["--thresholds", str(config.thresholds)] if config.thresholds else []
+    command += ["--quiet"] if quiet else []
+    command += ["--debug"] if debug else []
+    sys.stdout.flush()
+    # passive waiting: spinning threads are ruinous where cores are shared
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.run(command, env=environment, check=False).returncode
+
+
+def _arguments(experiment: Experiment, stage: int) -> list[str]:
+    config, file = experiment.config, str(experiment.config.target_modeling_file)
+    model = str(config.source_model_path)
+    port = [
+        "--model-path", model,
+        "--model-class", f"{file}:{config.target_causal_class}",
+        "--config-class", f"{file}:{config.target_config_class}",
+        "--tp-size", str(config.tp_degree),
+    ]  # fmt: skip
+    if stage == 0:
+        return [
+            "--source-model-path", model,
+            "--target-model-path", model,
+            "--target-module-file", file,
+            "--target-inner-class", config.target_inner_class,
+            "--target-config-class", config.target_config_class,
+            "--target-causal-class", config.target_causal_class or "",
+            "--target-stack", config.target_stack,
+            "--tp-size", str(config.tp_degree),
+            "--output-dir", str(experiment.model_tree),
+        ]  # fmt: skip
+    if stage == 2:
+        return ["--tests-dir", str(experiment.tests), "--generate"]
+    if stage == 6:
+        return ["--teacher-forced", str(experiment.results / "teacher_forced.json")]
+    return port

@@ -1,0 +1,129 @@
+"""EQUIVALENCE_REPORT.md, and the same as one self-contained HTML page."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from equiport import __version__
+from equiport.content import content_dir
+from equiport.errors import ExitCode
+from equiport.experiment import Experiment, StageResult
+from equiport.experiment.atomic import write_json, write_text
+from equiport.experiment.hashing import sha256
+from equiport.report.completion import Completion, completion
+from equiport.stages.stage0 import StructureMetrics
+from equiport.stages.stage1 import SmokeMetrics
+from equiport.stages.stage2 import ComponentMetrics
+from equiport.stages.teacher_forced import TeacherForcedMetrics
+
+_STAGES = {0: "structure", 1: "smoke", 2: "components", 3: "localisation", 4: "patches", 5: "end to end",
+           6: "distributions", 7: "downstream"}  # fmt: skip
+STAMP_NAME = "report.json"
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """Where the report is and what it says."""
+
+    path: Path
+    headline: str
+    exit_code: ExitCode
+
+
+def write_report(experiment: Experiment) -> WrittenReport:
+    """Write the Markdown and HTML reports and results/report.json, which `--verify` checks.
+
+    Raises:
+        EquiportError: a result file is damaged.
+    """
+    judged = completion(experiment)
+    results = {stage: result for stage in _STAGES if (result := experiment.result(stage))}
+    templates = Environment(
+        loader=FileSystemLoader(content_dir("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    templates.filters.update(figure=_figure, cell=_cell)
+    text = templates.get_template("report.md.j2").render(**_values(experiment, judged, results))
+    text = re.sub(r"\n{3,}", "\n\n", text)
+    path = write_text(experiment.report_file, text)
+    page = templates.get_template("report.html.j2").render(title=judged.headline, body=_html(text, experiment.root))
+    write_text(path.with_suffix(".html"), page)
+    write_json(
+        experiment.results / STAMP_NAME,
+        {
+            "tool_version": __version__,
+            "state": judged.state,
+            "headline": judged.headline,
+            "report": sha256(path),
+            "results": {f"stage{stage}.json": sha256(experiment.result_path(stage)) for stage in results},
+        },
+    )
+    return WrittenReport(path, judged.headline, judged.exit_code)
+
+
+def _values(experiment: Experiment, judged: Completion, results: dict[int, StageResult]) -> dict[str, Any]:
+    def metrics(stage: int, model: type) -> Any:
+        result = results.get(stage)
+        return model.model_validate(result.metrics) if result and result.metrics else None  # type: ignore[attr-defined]
+
+    components = metrics(2, ComponentMetrics)
+    structure = metrics(0, StructureMetrics)
+    plots = [*(components.plots if components else []), *_plots(metrics(5, TeacherForcedMetrics))]
+    hashes: dict[str, str] = {}
+    for result in results.values():
+        hashes.update(result.inputs)
+    return {
+        "config": experiment.config,
+        "judged": judged,
+        "names": _STAGES,
+        "results": results,
+        "stages": [(stage, results.get(stage)) for stage in _STAGES],
+        "structure": structure,
+        "smoke": metrics(1, SmokeMetrics),
+        "components": components,
+        "end_to_end": metrics(5, TeacherForcedMetrics),
+        "distribution": metrics(6, TeacherForcedMetrics),
+        "plots": [plot for plot in plots if (experiment.root / plot).is_file()],
+        "hashes": hashes,
+        "version": __version__,
+        "exp_dir": experiment.root.name,
+    }
+
+
+def _plots(metrics: TeacherForcedMetrics | None) -> list[str]:
+    return metrics.plots if metrics else []
+
+
+def _figure(value: float | str | None) -> str:
+    """Three significant digits; a dash where there is none."""
+    if value is None:
+        return "-"
+    return f"{float(value):.3g}"
+
+
+def _cell(text: object) -> str:
+    """Text for a Markdown table cell."""
+    return " ".join(str(text).split()).replace("|", "\\|")
+
+
+def _html(text: str, root: Path) -> str:
+    from markdown_it import MarkdownIt
+
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(text)
+
+    def inline(match: re.Match[str]) -> str:
+        file = root / match.group(1)
+        if not file.is_file():
+            return match.group(0)
+        return f'src="data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"'
+
+    return re.sub(r'src="([^"]+\.png)"', inline, body)

@@ -1,0 +1,73 @@
+"""The completion gate: the verdict of a whole experiment, and the headline that says how far it reaches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from equiport.compare.verdict import Verdict
+from equiport.errors import ExitCode
+from equiport.experiment import Experiment, StageResult
+
+REQUIRED = (0, 1, 2, 5, 6, 7)
+AUDIT_RULES = 0
+_AUDIT = f"audit not built ({AUDIT_RULES} rules)"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Headline and exit code. `state` is PASS, FAIL, INCONCLUSIVE or INCOMPLETE; `lacks` says what is missing."""
+
+    state: str
+    headline: str
+    exit_code: ExitCode
+    lacks: tuple[str, ...]
+    blind_spots: tuple[str, ...]
+
+
+def completion(experiment: Experiment) -> Completion:
+    """Judge an experiment: PASS only with every required stage there, fresh, unforced and PASS.
+
+    FAIL names the first failing stage and component, whatever else is missing.
+    """
+    through = experiment.config.through
+    required = [stage for stage in REQUIRED if stage <= through]
+    results = {stage: experiment.result(stage) for stage in required}
+    spots = tuple(
+        dict.fromkeys(f"stage {n}: {spot}" for n, result in results.items() if result for spot in result.blind_spots)
+    )
+    tail = _tail(experiment, [result for result in results.values() if result], len(spots))
+    lacks = tuple(lack for stage in required if (lack := _lack(experiment, stage, results[stage])))
+    failed = [result for result in results.values() if result and result.verdict is Verdict.FAIL]
+    if failed and experiment.freshness(failed[0].stage).fresh:
+        first = failed[0]
+        where = first.reasons[0] if first.reasons else None
+        named = f": {where.subject or 'port'}: {where.code}" if where else ""
+        return Completion("FAIL", f"FAIL at stage {first.stage}{named}; {tail}", ExitCode.FAIL, lacks, spots)
+    if lacks:
+        headline = f"INCOMPLETE, {'; '.join(lacks)}; {tail}"
+        return Completion("INCOMPLETE", headline, ExitCode.PREREQUISITE, lacks, spots)
+    unclear = [result for result in results.values() if result and result.verdict is not Verdict.PASS]
+    if unclear:
+        named = ", ".join(f"stage {result.stage} {result.verdict.value}" for result in unclear)
+        return Completion("INCONCLUSIVE", f"INCONCLUSIVE, {named}; {tail}", ExitCode.INCONCLUSIVE, lacks, spots)
+    return Completion("PASS", f"PASS, stages 0-{through}; {tail}", ExitCode.PASS, lacks, spots)
+
+
+def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str:
+    if result is None:
+        return f"stage {stage} did not run"
+    state = experiment.freshness(stage)
+    if not state.fresh:
+        return f"stage {stage} is stale ({', '.join(state.changed)} changed)"
+    if result.forced:
+        return f"stage {stage} was forced past a missing or failed stage"
+    return ""
+
+
+def _tail(experiment: Experiment, results: list[StageResult], spots: int) -> str:
+    where = list(dict.fromkeys(result.backend.headline for result in results if result.backend))
+    parts = [_AUDIT, *(where or ["nothing ran"])]
+    if experiment.config.synthetic_weights:
+        parts.append("synthetic weights")
+    parts.append(f"{spots} blind spots" if spots != 1 else "1 blind spot")
+    return "; ".join(parts)
