@@ -132,7 +132,7 @@ def _is_embedding(source: nn.Module, tensor: str) -> bool:
 
 
 def _is_wrapper(module: nn.Module) -> bool:
-    return type(module).__name__ in _GROUPS and not _has_own_parameters(module)
+    return type(module).__name__ in (*_GROUPS, *_FRAMEWORK) and not _has_own_parameters(module)
 
 
 def _has_own_parameters(module: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -105,7 +106,7 @@ def save_samples(folder: Path, samples: Iterable[ComponentSample]) -> None:
             for name in _TENSORS:
                 value = getattr(sample, name)
                 if value is not None:
-                    tensors[f"{number}.{name}"] = value.contiguous()
+                    tensors[f"{number}.{name}"] = value.clone(memory_format=torch.contiguous_format)
             facts.append({k: v for k, v in sample.__dict__.items() if k not in _TENSORS})
         file = folder / f"{slug(component)}-{fixture}-{seed}.safetensors"
         save_file(tensors, str(file), {"samples": json.dumps(facts)})
