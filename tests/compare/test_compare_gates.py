@@ -89,6 +89,8 @@ def test_over_precision_buys_no_credit() -> None:
     result = component_gate(grid([0.0, 2.4], [0.0, 2.3], [0.0, 2.2]), SHIPPED)
     assert result.verdict is Verdict.FAIL
     assert {"R_ZERO"} <= {note.code for note in result.notes}
+    hidden = component_gate(grid(*[[0.0, 1.45, 1.45, 1.45, 1.45]] * 3), SHIPPED)
+    assert hidden.verdict is Verdict.FAIL and codes(hidden) == {"R_GEOMEAN"}
 
 
 def test_straddling_seeds_are_inconclusive_until_enough_are_drawn() -> None:

@@ -46,6 +46,13 @@ def test_a_size_1_tensor_right_and_wrong() -> None:
     assert verdict(compare_3tensors(ref, ref.bfloat16(), 2 * ref.bfloat16()))[0] is Verdict.FAIL
     near = compare_3tensors(ref, ref.bfloat16(), ref + 0.003)
     assert verdict(near) == (Verdict.INCONCLUSIVE, {"TOO_FEW_ELEMENTS"})
+    lucky = torch.tensor([1.2345])  # the baseline hits the value by chance: R is 3000 and means nothing
+    assert verdict(compare_3tensors(lucky, lucky + 1e-6, lucky + 0.003)) == (Verdict.INCONCLUSIVE, {"TOO_FEW_ELEMENTS"})
+    assert verdict(compare_3tensors(lucky, lucky + 1e-6, lucky + 0.03))[0] is Verdict.FAIL
+    fp32 = compare_3tensors(lucky, lucky + 1e-6, lucky + 1e-6, target_fp32=lucky + 2e-7)
+    assert verdict(fp32) == (Verdict.INCONCLUSIVE, {"TOO_FEW_ELEMENTS"})
+    fp32 = compare_3tensors(lucky, lucky + 1e-6, lucky + 1e-6, target_fp32=lucky + 1e-4)
+    assert verdict(fp32) == (Verdict.FAIL, {"R32_POOLED"})
     scalar = torch.tensor(1.2345)
     assert verdict(compare_3tensors(scalar, scalar.bfloat16(), scalar.bfloat16()))[0] is Verdict.PASS
     assert verdict(compare_3tensors(scalar, scalar.bfloat16(), -scalar))[0] is Verdict.FAIL
