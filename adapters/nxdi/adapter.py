@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 from equiport.errors import EquiportError
 from equiport.stacks.contract import Generation, LoadReport, ModelLimits, NotOffered, StackAdapter, StackStatus, Tier
 
+from .compiled import load_compiled, rebuild_config
 from .cpu_run import decode_step, greedy, prefill
-from .environment import resolve_environment
+from .environment import installed_roots, resolve_environment
 from .parallel import CpuParallelState
 from .port_config import cpu_neuron_config, inference_config
 from .port_module import import_port, port_class
@@ -43,9 +45,12 @@ class NxdiAdapter(StackAdapter):
 
     def init_distributed(self, tp_degree: int = 1) -> None:
         """Import path, gloo group and parallel state, once a process; see `CpuParallelState.bring_up`."""
+        self._cpu().bring_up(tp_degree)
+
+    def _cpu(self) -> CpuParallelState:
         if self._parallel is None:
             self._parallel = CpuParallelState(resolve_environment())
-        self._parallel.bring_up(tp_degree)
+        return self._parallel
 
     def create_model(
         self,
@@ -67,7 +72,8 @@ class NxdiAdapter(StackAdapter):
 
         Raises:
             EquiportError: the file does not import, lacks a class, the config lacks a field, or the model cannot be
-                made. NotOffered: an argument this stack does not take.
+                made.
+            NotOffered: an argument this stack does not take.
         """
         if kw:
             raise NotOffered(f"create_model of the nxdi stack takes no {', '.join(sorted(kw))}")
@@ -110,6 +116,7 @@ class NxdiAdapter(StackAdapter):
                 where=target_module_file,
                 remedy="Check the port's __init__ and init_model against the config.",
             ) from fault
+        model._equiport_port = module.__name__
         return model.eval()
 
     def load_weights(self, model: nn.Module, hf_model_path: str | Path, dtype: torch.dtype) -> LoadReport:
@@ -127,8 +134,7 @@ class NxdiAdapter(StackAdapter):
                 field="dtype",
                 remedy="Give create_model the same dtype.",
             )
-        assert self._parallel is not None
-        with self._parallel.single_start(), torch.no_grad():
+        with self._cpu().single_start(), torch.no_grad():
             if hasattr(model, "to_cpu"):
                 return load_causal(model, Path(hf_model_path))
             return load_inner(model, _wrapping_class(model), Path(hf_model_path))
@@ -193,9 +199,10 @@ class NxdiAdapter(StackAdapter):
             model = self.create_model(*port, hf_model_path=folder, dtype=dtype, **sizes)
             report = self.load_weights(model, folder, dtype)
             if not report.clean:
+                lost = (*report.missing, *report.unexpected, *report.mis_shaped)
                 raise EquiportError(
                     f"weights did not all arrive: {len(report.missing)} missing, {len(report.unexpected)} unexpected, "
-                    f"{len(report.mis_shaped)} mis-shaped ({', '.join((*report.missing, *report.unexpected, *report.mis_shaped)[:3])})",
+                    f"{len(report.mis_shaped)} mis-shaped ({', '.join(lost[:3])}{' ...' if len(lost) > 3 else ''})",
                     where=folder,
                     remedy="Correct the port's weight conversion.",
                 )
@@ -215,9 +222,17 @@ class NxdiAdapter(StackAdapter):
             remedy="Run where the device is, or leave --compiled-model-path out: the stage then runs in CPU mode.",
         )
 
+    def compiled_config(self, compiled_folder: str | Path, config_class_of: str) -> Any:
+        """The InferenceConfig of a compiled folder; `config_class_of` is FILE:CLASS. No device is needed."""
+        self._cpu().enter_path()
+        return rebuild_config(Path(compiled_folder), config_class_of)
+
+    def compiled_model(self, compiled_folder: str | Path, model_class_of: str, config: Any) -> Any:
+        """The compiled model on the device (NotOffered elsewhere); `model_class_of` is FILE:CLASS."""
+        return load_compiled(Path(compiled_folder), model_class_of, config, self.check_environment(compiled=True))
+
     def inner_model(self, model: nn.Module) -> nn.Module:
-        """The port's NeuronBaseModel. A causal-LM without weights yet gets one as it is initialised (random weights).
-        """
+        """The port's NeuronBaseModel. A causal-LM without weights gets one as it is initialised (random weights)."""
         wrappers = getattr(model, "models", None)
         if not isinstance(wrappers, list) or not wrappers:
             return model
@@ -231,6 +246,11 @@ class NxdiAdapter(StackAdapter):
     def limits(self, model: nn.Module) -> ModelLimits:
         """Batch size and seq_len of the model's NeuronConfig."""
         return ModelLimits(batch_size=_settings(model).batch_size, seq_len=_settings(model).seq_len)
+
+    def source_roots(self) -> tuple[Path, ...]:
+        """The folders on the import path that hold `neuronx_distributed*` in this tier."""
+        found = resolve_environment()
+        return found.paths or installed_roots()
 
     def cleanup(self) -> None:
         """Destroy the parallel state and the group, and restore the environment variables."""
@@ -250,13 +270,19 @@ def _built(inner_class: Any, config: Any) -> nn.Module:
     return inner.eval()
 
 
-def _wrapping_class(inner: nn.Module) -> Any:
-    module = sys.modules[type(inner).__module__]
-    found = [value for value in vars(module).values() if getattr(value, "_model_cls", None) is type(inner)]
-    if len(found) != 1:
+def _wrapping_class(inner: Any) -> Any:
+    """The one class of the port that names the inner model's class as its own `_model_cls`."""
+    modules = {type(inner).__module__, getattr(inner, "_equiport_port", type(inner).__module__)}
+    classes = {
+        value
+        for name in modules
+        for value in vars(sys.modules[name]).values()
+        if inspect.isclass(value) and value.__dict__.get("_model_cls") is type(inner)
+    }
+    if len(classes) != 1:
         raise EquiportError(
-            f"{len(found)} classes name {type(inner).__name__} as their _model_cls, one has to",
-            where=getattr(module, "__file__", "") or "",
+            f"{len(classes)} classes name {type(inner).__name__} as their _model_cls, one has to",
+            where=getattr(sys.modules[type(inner).__module__], "__file__", "") or "",
             remedy="Load through the causal-LM class: its conversion is what makes the weights fit.",
         )
-    return found[0]
+    return classes.pop()

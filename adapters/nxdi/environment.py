@@ -59,12 +59,11 @@ def resolve_environment() -> Environment:
             raise EquiportError(
                 f"the real NxD Inference needs transformers {WANTED_TRANSFORMERS}*, here is {transformers}",
                 field=SOURCE_VARIABLES[next(iter(sources))],
-                remedy=f'Run `pip install "transformers=={WANTED_TRANSFORMERS}*"`, or unset the variable for the stand-in.',
+                remedy=f'`pip install "transformers=={WANTED_TRANSFORMERS}*"`, or unset the variable for the stand-in.',
             )
         version = ", ".join(f"{name} {_source_version(folder, name)}" for name, folder in sources.items())
-        return Environment(
-            Tier.REAL_CPU, tuple(sources.values()), version, f"sources given: {', '.join(map(str, sources.values()))}"
-        )
+        why = f"sources given: {', '.join(map(str, sources.values()))}"
+        return Environment(Tier.REAL_CPU, tuple(sources.values()), version, why)
     if installed == set(SOURCE_VARIABLES) and fits:
         version = ", ".join(f"{name} {_version_of(name.replace('_', '-'))}" for name in SOURCE_VARIABLES)
         device = DEVICE_NODE.exists() and _installed("torch_neuronx")
@@ -75,6 +74,12 @@ def resolve_environment() -> Environment:
     else:
         why = f"{NXDI} is not installed, and neither EQUIPORT_NXDI_SRC nor EQUIPORT_NXD_SRC is set"
     return Environment(Tier.STAND_IN, (STAND_IN,), equiport_version, why)
+
+
+def installed_roots() -> tuple[Path, ...]:
+    """Folders that hold the installed packages."""
+    specs = [importlib.util.find_spec(name) for name in SOURCE_VARIABLES]
+    return tuple(dict.fromkeys(Path(spec.origin).parents[1] for spec in specs if spec is not None and spec.origin))
 
 
 def _source_folder(name: str, given: str) -> Path:

@@ -39,6 +39,8 @@ class CpuParallelState:
         Raises:
             EquiportError: the packages were already imported from the other place.
         """
+        if self._saved is None:
+            self._saved = {name: os.environ.get(name) for name in _MANAGED}
         for name in (NXD, NXDI):
             loaded = getattr(sys.modules.get(name), "__file__", None)
             if loaded is not None and (str(STAND_IN) in loaded) != (self.environment.tier is Tier.STAND_IN):
@@ -60,8 +62,6 @@ class CpuParallelState:
         Raises:
             EquiportError: more ranks are asked for than this process belongs to.
         """
-        if self._saved is None:
-            self._saved = {name: os.environ.get(name) for name in _MANAGED}
         self.enter_path()
         os.environ["NXD_CPU_MODE"] = "1"
         world = int(os.environ.get("WORLD_SIZE", "1"))

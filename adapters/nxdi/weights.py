@@ -1,7 +1,7 @@
 """Loads weights through the port's own conversion, and counts what did not arrive.
 
-The stack loads with strict=False and drops what the model does not know: a key that was forgotten leaves random weights,
-a bias that the port has no place for vanishes, without a word. Both are seen here.
+The stack loads with strict=False and drops what the model does not know: a key that was forgotten leaves random
+weights, a bias that the port has no place for vanishes, without a word. Both are seen here.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class _WatchedDict(dict[str, Any]):
     def unused(self, known: Mapping[str, Any]) -> list[str]:
         """Keys of no effect on a model whose keys are `known`.
 
-        Hooks rename by copying and leave the former key behind: a key whose values stand under a known name has arrived.
-        A name that a hook gave but that the model lacks (a bias without a place) is of no effect, and so is the key that
-        it came from, which is the one reported. Any other key that a hook read went into something else.
+        Hooks rename by copying and leave the former key behind: a key whose values stand under a known name has
+        arrived. A name that a hook gave but that the model lacks (a bias without a place) is of no effect, and so is
+        the key that it came from, which is the one reported. Any other key that a hook read went into something else.
         """
         values = dict(self)
         kept = {key: value for key, value in values.items() if key in known}
@@ -168,8 +168,7 @@ def _twin(key: str, value: Any, among: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def _counting(model_class: Any) -> Iterator[_Counted]:
-    """Counts keys while one model of `model_class` is loaded: left over after sharding hooks, and at load_state_dict.
-    """
+    """Counts keys while one `model_class` is loaded: left over after sharding hooks, and at load_state_dict."""
     from neuronx_distributed.trace import trace
 
     counted = _Counted()

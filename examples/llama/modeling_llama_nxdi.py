@@ -204,7 +204,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         past_key_value: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Hidden states, the layer's new keys and values, the RoPE tables for the next layer, and no pending residual."""
+        """Hidden states, new keys and values, the RoPE tables for the next layer, and no pending residual."""
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             attention_mask=attention_mask,

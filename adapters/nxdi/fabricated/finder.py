@@ -92,11 +92,22 @@ def install() -> tuple[str, ...]:
     present = installed_finder()
     if present is not None:
         return present.packages
-    if importlib.util.find_spec("accelerate") is not None:
-        import accelerate  # noqa: F401  # looks for torch_xla once, when it is first imported: before it is fabricated
     wanted = CLOSED_PACKAGES + STORAGE_PACKAGES
     absent = tuple(name for name in wanted if name not in sys.modules and importlib.util.find_spec(name) is None)
+    if "torch_xla" in absent:
+        _settle_outsiders()
     sys.meta_path.append(FabricatedFinder(absent))
     if "torch_neuronx" in absent:
         torch.classes.neuron = FabricatedModule("torch.classes.neuron")
     return absent
+
+
+def _settle_outsiders() -> None:
+    """Let the libraries that look for XLA by themselves find none, before a fabricated one can be found."""
+    if importlib.util.find_spec("accelerate") is not None:
+        import accelerate  # noqa: F401  # looks once, when it is first imported
+    from transformers.utils import import_utils
+
+    # transformers 5 looks on each call, and asks this first; 4.57 has looked when it was imported.
+    if hasattr(import_utils, "USE_TORCH_XLA"):
+        import_utils.USE_TORCH_XLA = "0"

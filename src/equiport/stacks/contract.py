@@ -92,8 +92,11 @@ class StackAdapter(ABC):
     """Top-level packages that a port of this stack imports; used to recognise a third-party stack's ports."""
 
     @abstractmethod
-    def check_environment(self) -> StackStatus:
-        """Which tier this stack gets here. Imports nothing heavy."""
+    def check_environment(self, *, compiled: bool = False) -> StackStatus:
+        """Which tier this stack gets here: in CPU mode, or with `compiled` for a compiled model. Imports nothing heavy.
+
+        CPU mode on a machine with a device is still CPU mode: a result is stamped with what ran.
+        """
 
     @abstractmethod
     def init_distributed(self, tp_degree: int = 1) -> None:
@@ -162,5 +165,5 @@ class StackAdapter(ABC):
         """Folders that hold the stack's own sources here, where class branches behind imports are looked up."""
         return ()
 
-    def cleanup(self) -> None:
+    def cleanup(self) -> None:  # noqa: B027  # optional on purpose
         """Drop what `init_distributed` brought up. Default: nothing."""

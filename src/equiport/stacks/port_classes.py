@@ -1,6 +1,4 @@
-"""The three classes of a port (inner model, causal-LM wrapper, config), found by their base classes, without an
-import.
-"""
+"""The three classes of a port (inner model, causal-LM wrapper, config), found by their bases, without an import."""
 
 from __future__ import annotations
 
@@ -145,12 +143,11 @@ def _body(source: SourceFile, causal: str) -> list[ast.stmt]:
 
 def _attribute_class(source: SourceFile, causal: str) -> str | None:
     for statement in _body(source, causal):
-        targets = statement.targets if isinstance(statement, ast.Assign) else []
-        if isinstance(statement, ast.AnnAssign):
-            targets = [statement.target]
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)):
+            continue
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         if any(isinstance(target, ast.Name) and target.id == "_model_cls" for target in targets):
-            value = statement.value  # type: ignore[union-attr]
-            return value.id if isinstance(value, ast.Name) else None
+            return statement.value.id if isinstance(statement.value, ast.Name) else None
     return None
 
 

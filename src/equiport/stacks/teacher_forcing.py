@@ -22,8 +22,8 @@ def decode_logits(
 ) -> Tensor:
     """Logits [rows, steps, V] float32 at positions prompt_length-1+k, k = 0 .. steps-1, of each sequence.
 
-    k = 0 comes from the prefill of the ragged, right-padded prompts; each further k from one decode step that is fed the
-    sequence's own token. `steps` defaults to the number of tokens after the prompt, so that logits k predict token
+    k = 0 comes from the prefill of the ragged, right-padded prompts; each further k from one decode step that is fed
+    the sequence's own token. `steps` defaults to the number of tokens after the prompt, so that logits k predict token
     prompt_length+k; it may be one more. Rows are run in batches of the model's batch size, the last batch being
     filled up with copies of its last row.
 
