@@ -124,7 +124,7 @@ class ColumnParallelLinear(BaseParallelLinear):
                 input, self.sequence_dimension or 0, process_group=self.tensor_parallel_group
             )
         weight = self.weight if slice_indices is None else self.weight[slice_indices, :]
-        output = torch.matmul(input, weight.t())
+        output = torch.einsum("...i,oi->...o", input, weight)
         if self.gather_output:
             assert not self.sequence_parallel_enabled
             output = mappings.gather_from_tensor_model_parallel_region(output, self.tensor_parallel_group)
@@ -221,7 +221,7 @@ class RowParallelLinear(BaseParallelLinear):
                 input_ = F.pad(input_, (0, self.pad_size))
             input_ = mappings.scatter_to_tensor_model_parallel_region(input_, self.tensor_parallel_group)
         weight = self.weight if slice_indices is None else self.weight[:, slice_indices]
-        output = torch.matmul(input_, weight.t())
+        output = torch.einsum("...i,oi->...o", input_, weight)
         if self.reduce_output:
             partial = output.to(self.reduce_dtype)
             if self.sequence_parallel_enabled:

@@ -1,6 +1,7 @@
 """Process groups: which ranks share a tensor, and which hold replicas of it.
 
-Ranks are laid out [data, tensor], the tensor dimension contiguous. Pipeline, context and expert parallelism are refused.
+Ranks are laid out [data, tensor], the tensor dimension contiguous. Pipeline, context and expert parallelism are
+refused.
 """
 
 from __future__ import annotations

@@ -176,6 +176,9 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
         Positions that hold a 0 anywhere make the call a prefill, others a decode step.
         """
+        if input_ids.shape[-1] > 1:
+            # As on the real stack: a prompt needs its positions, even beside a mask.
+            self._is_prefill(position_ids)
         ids, mask, positions, rows, sampling = self.preprocess_inputs(
             input_ids=input_ids,
             seq_ids=seq_ids,

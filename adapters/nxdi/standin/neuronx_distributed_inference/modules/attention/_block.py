@@ -321,7 +321,7 @@ class NeuronAttentionBase(AttentionScores):
         return NeuronAttentionBaseOutput(*self._attend(hidden_states, prefill, rotation, **named))
 
     def windowed_attention_forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Only the last `sliding_window` positions are seen, and the cache is a ring of one fewer. Arguments as `forward`.
+        """Only the last `sliding_window` positions are seen; the cache is a ring of one fewer. Arguments as `forward`.
 
         `use_polar_compatible_rope` has no effect here, as on the real stack.
         """
