@@ -38,7 +38,7 @@ except ImportError:
     "a kernel": "kernel()",
     "dunder": "import neuronx_distributed.trace as m; m.__wrapped__",
     "a folder of the package": "import neuronx_distributed as nxd; raise KeyError(nxd.parallel_layers.layers.__name__)",
-    "flags that are off": "Config(qkv_kernel_enabled=None, speculation_length=0, lora_config=None); raise KeyError('ok')",
+    "flags that are off": "Config(qkv_kernel_enabled=None, speculation_length=0); raise KeyError('ok')",
     "find_spec of others": "import importlib.util as u; raise KeyError(str(u.find_spec('torch_xla_of_nobody')))",
 }
 

@@ -80,7 +80,10 @@ def move_heads_front(
 
 def repeat_kv(hidden_states: Tensor, n_rep: int) -> Tensor:
     """[B, H, S, D] -> [B, H * n_rep, S, D]: each head `n_rep` times in a row."""
-    return hidden_states if n_rep == 1 else hidden_states.repeat_interleave(n_rep, dim=1)
+    if n_rep == 1:
+        return hidden_states
+    # A view where that is possible (a single head): copies would round differently in the products that follow.
+    return hidden_states.unsqueeze(2).expand(-1, -1, n_rep, -1, -1).flatten(1, 2)
 
 
 def _rotate_half(x: Tensor) -> Tensor:
