@@ -57,7 +57,7 @@ def check_components(comparisons: Sequence[Comparison], name: str) -> bool:
     worst_fp32 = max((item.r32 for item in comparisons if item.r32 is not None), default=float("nan"))
     said = "; ".join(f"{reason.code} {reason.subject}: {reason.message}" for reason in result.reasons[:3])
     print(
-        f"{result.verdict.value} {name}: {len(comparisons)} comparisons, worst R={worst:.4g}, worst R32={worst_fp32:.3g}"
+        f"{result.verdict.value} {name}: {len(comparisons)} comparisons, R <= {worst:.4g}, R32 <= {worst_fp32:.3g}"
         + (f" | {said}" if said else "")
     )
     return result.verdict is Verdict.PASS

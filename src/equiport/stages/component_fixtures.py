@@ -22,7 +22,7 @@ from equiport.stages.frame import Subject, vocabulary_size
 from equiport.stages.progress import Progress
 from equiport.structure.mapping import ComponentMapping, load_mapping
 from equiport.trace.components import trace_components
-from equiport.trace.sample import ComponentSample, load_samples, save_samples
+from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, save_samples
 
 _PROMPTS = (24, 17)
 _DECODE_STEPS = 5
@@ -34,7 +34,7 @@ class TraceManifest(BaseModel):
     seeds: list[int]
     fixtures: list[str]
     untestable: dict[str, str]
-    faults: dict[str, str]
+    not_called: list[str]
     excitation: list[tuple[str, str, bool, str]]
     load_findings: list[str]
     notes: list[str]
@@ -100,8 +100,8 @@ def write_trace(
     manifest = TraceManifest(
         seeds=[*(before.seeds if before else []), *plan.seeds],
         fixtures=[kind.value for kind in plan.kinds],
-        untestable={s.component: s.problem for s in found if s.problem and not s.is_fault},
-        faults={s.component: f"{s.module} {s.problem}" for s in found if s.is_fault},
+        untestable={s.component: s.problem for s in found if s.problem},
+        not_called=list(dict.fromkeys(s.component for s in found if s.problem == NEVER_CALLED)),
         excitation=list(dict.fromkeys((kind, item.item, item.exercised, item.detail) for kind, item in excited)),
         load_findings=sorted({key for load in loads for key in (*load.missing, *load.unexpected, *load.mis_shaped)}),
         notes=list(notes),
@@ -114,11 +114,8 @@ def component_samples(folder: Path, component: str) -> list[ComponentSample]:
     """The traced samples of one component; what the `samples` fixture of a generated test gives.
 
     Raises:
-        EquiportError: nothing was traced, or the port never calls the component.
+        EquiportError: nothing was traced for it.
     """
-    fault = _manifest(folder).faults.get(component)
-    if fault:
-        raise EquiportError(fault, where=component, remedy="The port must use the module that holds these weights.")
     return load_samples(folder, component)
 
 

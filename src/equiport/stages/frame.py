@@ -1,4 +1,4 @@
-"""What all stages share: options, the port under test, prerequisites, hashing, timing, the result file, the exit code."""
+"""What all stages share: options, the port under test, prerequisites, hashing, timing, the result file, exit codes."""
 
 from __future__ import annotations
 

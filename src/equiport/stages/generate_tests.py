@@ -16,7 +16,7 @@ from equiport.experiment.atomic import write_text
 from equiport.fixtures.folder import read_config
 from equiport.structure.mapping import ComponentMapping
 
-_ORDER = (
+COMPONENT_ORDER = (
     "norm", "embedding", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention", "lm_head", "module",
     "decoder_layer",
 )  # fmt: skip
@@ -51,7 +51,10 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
     if not (folder / "tensor_compare.py").is_file():
         shutil.copy(content_dir("scripts") / "tensor_compare.py", folder / "tensor_compare.py")
         written.append(folder / "tensor_compare.py")
-    kinds = sorted({entry.component_type or "module" for entry in mapping.components}, key=_rank)
+    kinds = sorted(
+        {entry.component_type or "module" for entry in mapping.components},
+        key=lambda kind: (component_rank(kind), kind),
+    )
     for number, kind in enumerate(kinds):
         entries = [e for e in mapping.components if (e.component_type or "module") == kind and e.name not in skip]
         if not entries or list(folder.glob(f"test_*_{kind}.py")):
@@ -66,5 +69,6 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
     return written
 
 
-def _rank(kind: str) -> tuple[int, str]:
-    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), kind)
+def component_rank(kind: str) -> int:
+    """Place of a component type from the simplest to the most composed."""
+    return COMPONENT_ORDER.index(kind) if kind in COMPONENT_ORDER else len(COMPONENT_ORDER)

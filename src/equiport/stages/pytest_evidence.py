@@ -1,4 +1,4 @@
-"""A pytest plugin (`-p equiport.stages.pytest_evidence`): one JSON line a test outcome, where EQUIPORT_OUTCOMES says."""
+"""A pytest plugin (`-p equiport.stages.pytest_evidence`): one JSON line an outcome, written to EQUIPORT_OUTCOMES."""
 
 from __future__ import annotations
 

@@ -21,8 +21,9 @@ from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec
 from equiport.stages.port_run import load_reasons
 from equiport.structure.class_divergence import detect_class_divergence
 from equiport.structure.mapping import ComponentMapping, MappingCheck, check_mapping, load_mapping, save_mapping
-from equiport.structure.propose import component_type, in_framework, propose_mapping
+from equiport.structure.propose import propose_mapping
 from equiport.structure.provenance import Origin, Provenance, trace_provenance
+from equiport.structure.roles import component_type, in_framework
 from equiport.structure.tree import build_tree, flat_paths, write_trees
 
 SPEC = StageSpec(0, "structural scaffolding")
@@ -121,7 +122,9 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         components=len(mapping.components),
         component_instances=sum(len(entry.instances()) for entry in mapping.components),
         tensors_by_origin=_by_origin(provenance),
-        computed=[tensor.target for tensor in provenance.tensors if tensor.origin is Origin.COMPUTED],
+        computed=[
+            tensor.describe() for tensor in provenance.tensors if tensor.origin in (Origin.COMPUTED, Origin.ALTERED)
+        ],
         unconsumed=list(provenance.unconsumed),
         mapping=origin,
         divergences=len(divergences),

@@ -34,6 +34,7 @@ class Origin(str, Enum):
     FUSED = "fused"
     ROWS = "rows rearranged"
     ELEMENTS = "elements rearranged"
+    ALTERED = "copied, some elements changed"
     COMPUTED = "computed"
     CONSTANT = "not from the weights"
 
@@ -51,11 +52,13 @@ class TensorProvenance:
     sources: tuple[str, ...]
     shape: tuple[int, ...]
     row_map: tuple[tuple[int, int], ...] | None = None
+    note: str = ""
 
     def describe(self) -> str:
         """One line for the mapping's reasoning."""
         names = ", ".join(self.sources)
-        return f"{self.target}: {self.origin.value}" + (f" from {names}" if names else "")
+        note = f" ({self.note})" if self.note else ""
+        return f"{self.target}: {self.origin.value}" + (f" from {names}" if names else "") + note
 
 
 @dataclass(frozen=True)
@@ -85,25 +88,65 @@ def trace_provenance(
     Raises:
         EquiportError: the port or its conversion fails.
     """
-    headers = tensor_headers(folder)
-    names = [header.name for header in headers]
-    identity = {name: index + 1 for index, name in enumerate(names)}
-    tags: list[Callable[[TensorHeader], Tensor]] = [
-        lambda header: torch.full(header.shape, float(_STEP * identity[header.name] + _MARK)),
-        lambda header: _index_along(header.shape, rows=True),
-        lambda header: _index_along(header.shape, rows=False),
+    names = [header.name for header in tensor_headers(folder)]
+    passes = _Passes(adapter, port_file, classes, folder, names, on_step)
+    arrived = passes.first()
+    tensors = [
+        _decode(name, arrived.identity[name], arrived.row[name], arrived.column[name], names)
+        for name in sorted(arrived.identity)
     ]
-    arrived: list[dict[str, Tensor]] = []
-    report = LoadReport(loaded=())
-    for label, tag in zip(("identity", "row", "column"), tags, strict=True):
-        on_step(f"tagging {label}")
-        state, report = _through_conversion(adapter, port_file, classes, folder, tag)
-        arrived.append(state)
-    tensors = tuple(
-        _decode(name, arrived[0][name], arrived[1][name], arrived[2][name], names) for name in sorted(arrived[0])
-    )
+    if any(tensor.origin is Origin.COMPUTED for tensor in tensors):
+        again = passes.reversed_identity()
+        tensors = [
+            _solve_affine(tensor, arrived, again[tensor.target], names) if tensor.origin is Origin.COMPUTED else tensor
+            for tensor in tensors
+        ]
     used = {source for tensor in tensors for source in tensor.sources}
-    return Provenance(tensors, tuple(name for name in names if name not in used), report)
+    return Provenance(tuple(tensors), tuple(name for name in names if name not in used), arrived.load)
+
+
+@dataclass(frozen=True)
+class _Arrived:
+    """What the port's parameters held after each pass."""
+
+    identity: dict[str, Tensor]
+    row: dict[str, Tensor]
+    column: dict[str, Tensor]
+    load: LoadReport
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Runs of the conversion on tagged folders."""
+
+    adapter: StackAdapter
+    port_file: Path
+    classes: PortClasses
+    folder: Path
+    names: list[str]
+    on_step: Callable[[str], None]
+
+    def first(self) -> _Arrived:
+        """Identity, row and column."""
+        number = {name: index + 1 for index, name in enumerate(self.names)}
+        identity, load = self._run("identity", lambda header: torch.full(header.shape, _tag(number[header.name])))
+        row, _ = self._run("row", lambda header: _index_along(header.shape, rows=True))
+        column, _ = self._run("column", lambda header: _index_along(header.shape, rows=False))
+        return _Arrived(identity, row, column, load)
+
+    def reversed_identity(self) -> dict[str, Tensor]:
+        """Identity tags counted from the other end: with the first ones they solve target = a * source + b."""
+        number = {name: len(self.names) - index for index, name in enumerate(self.names)}
+        state, _ = self._run("identity reversed", lambda header: torch.full(header.shape, _tag(number[header.name])))
+        return state
+
+    def _run(self, label: str, tag: Callable[[TensorHeader], Tensor]) -> tuple[dict[str, Tensor], LoadReport]:
+        self.on_step(f"tagging {label}")
+        return _through_conversion(self.adapter, self.port_file, self.classes, self.folder, tag)
+
+
+def _tag(number: int) -> float:
+    return float(_STEP * number + _MARK)
 
 
 def _index_along(shape: tuple[int, ...], *, rows: bool) -> Tensor:
@@ -142,22 +185,41 @@ def _through_conversion(
 
 def _decode(name: str, identity: Tensor, row: Tensor, column: Tensor, names: list[str]) -> TensorProvenance:
     shape = tuple(identity.shape)
-    ids = identity.double().numpy().reshape(-1)
-    numbers = (ids - _MARK) / _STEP
-    if not _all_tags(numbers, len(names)):
-        same = bool(torch.equal(identity, row)) and bool(torch.equal(identity, column))
-        return TensorProvenance(name, Origin.CONSTANT if same else Origin.COMPUTED, (), shape)
-    order = numbers.astype(np.int64) - 1
-    present = list(dict.fromkeys(order[np.sort(np.unique(order, return_index=True)[1])].tolist()))
+    if torch.equal(identity, row) and torch.equal(identity, column):
+        return TensorProvenance(name, Origin.CONSTANT, (), shape)
+    numbers = (identity.double().numpy().reshape(-1) - _MARK) / _STEP
+    valid = (numbers == np.round(numbers)) & (numbers >= 1) & (numbers <= len(names))
+    if valid.sum() * 2 < valid.size:
+        return TensorProvenance(name, Origin.COMPUTED, (), shape)
+    order = np.where(valid, numbers, 0).astype(np.int64) - 1
+    first_seen = np.sort(np.unique(order[valid], return_index=True)[1])
+    present = list(dict.fromkeys(order[valid][first_seen].tolist()))
     sources = tuple(names[index] for index in present)
+    if not valid.all():
+        note = f"{int((~valid).sum())} of {valid.size} elements are no copies"
+        return TensorProvenance(name, Origin.ALTERED, sources, shape, note=note)
     rows = row.long().numpy().reshape(shape)
     columns = column.long().numpy().reshape(shape)
     row_map = _row_map(order.reshape(shape), rows, columns, present)
     return TensorProvenance(name, _origin(row_map, rows, columns, len(present)), sources, shape, row_map)
 
 
-def _all_tags(numbers: np.ndarray, count: int) -> bool:
-    return bool(np.all(numbers == np.round(numbers)) and np.all(numbers >= 1) and np.all(numbers <= count))
+def _solve_affine(tensor: TensorProvenance, arrived: _Arrived, again: Tensor, names: list[str]) -> TensorProvenance:
+    """Find n, a, b with target = a * source_n + b, alike for all elements; else leave the tensor alone.
+
+    b is what arrives where a tag is 0 (row 0 of the row pass); then the two identity passes give n and a.
+    """
+    first, second = arrived.identity[tensor.target].double().flatten(), again.double().flatten()
+    if not bool((first == first[0]).all()) or not bool((second == second[0]).all()):
+        return tensor
+    offset = float(arrived.row[tensor.target].double().flatten()[0])
+    one, two = float(first[0]) - offset, float(second[0]) - offset
+    for index, name in enumerate(names):
+        forward, backward = _tag(index + 1), _tag(len(names) - index)
+        if one and abs(one * backward - two * forward) <= 1e-5 * abs(one * backward):
+            note = f"x -> {one / forward:.6g} * x + {offset:.6g}"
+            return TensorProvenance(tensor.target, Origin.COMPUTED, (name,), tensor.shape, note=note)
+    return tensor
 
 
 def _row_map(

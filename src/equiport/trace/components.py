@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from equiport.compare.baseline import split_reduction
 from equiport.fixtures.tokens import TokenBatch
 from equiport.reference.model import Fixture, load_reference
 from equiport.stacks.contract import LoadReport, StackAdapter
@@ -64,7 +66,18 @@ def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
     for path in sorted(paths, key=lambda path: -path.count(".")):
         inside = [levels[other] for other in levels if other.startswith(path + ".")]
         levels[path] = 1 + max(inside, default=-1)
-    return tuple(Instance(entry, source, target, index, levels[target]) for entry, source, target, index in flat)
+    splits = {target: entry.reduction_split or 1 for entry, _, target, _ in flat if levels[target] == 0}
+    return tuple(
+        Instance(replace(entry, reduction_split=_inside(target, splits)), source, target, index, levels[target])
+        for entry, source, target, index in flat
+    )
+
+
+def _inside(target: str, splits: Mapping[str, int]) -> int:
+    """The split of a component: its own, or the largest of a projection inside it."""
+    return max(
+        split for path, split in {target: 1, **splits}.items() if path == target or path.startswith(target + ".")
+    )
 
 
 def trace_components(
@@ -129,11 +142,16 @@ def _sources(instances: Sequence[Instance]) -> list[str]:
 def _reference_bf16(
     model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO
 ) -> ReferenceIO:
+    """Outputs on the fp32 run's inputs, level by level, reductions split where the mapping declares it."""
     merged = ReferenceIO()
-    for level in sorted({instance.level for instance in instances}):
-        paths = {path for i in instances if i.level == level and not i.is_rotary for path in i.source}
-        run = capture_reference(model, batch, paths, feed=fp32)
-        merged.outputs.update(run.outputs)
+    with ExitStack() as splits:
+        for instance in instances:
+            degree = instance.entry.reduction_split or 1
+            if degree > 1 and instance.level == 0 and not instance.is_rotary:
+                splits.enter_context(split_reduction(model, degree, instance.source))
+        for level in sorted({instance.level for instance in instances}):
+            paths = {path for i in instances if i.level == level and not i.is_rotary for path in i.source}
+            merged.outputs.update(capture_reference(model, batch, paths, feed=fp32).outputs)
     return merged
 
 

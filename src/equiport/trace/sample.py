@@ -16,8 +16,8 @@ from equiport.errors import EquiportError
 from equiport.reference.model import Fixture
 from equiport.structure.mapping import MappingEntry
 
-NEVER_CALLED = "is never called by the port"
-ONLY_PORT_CALLS = "is called by the port and never by the source"
+NEVER_CALLED = "is not called by the port; if its weights are used at all, that is seen in the module around it"
+ONLY_PORT_CALLS = "is called by the port and never by the source; that is seen in the module around it"
 _TENSORS = ("ref_fp32", "ref_bf16", "target", "target_fp32")
 
 
@@ -76,11 +76,6 @@ class ComponentSample:
     def fixture_kind(self) -> str:
         """real, perturbed or stress."""
         return self.fixture.split("-")[0]
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether the problem is the port's fault rather than a limit of this comparison."""
-        return self.problem in (NEVER_CALLED, ONLY_PORT_CALLS)
 
     @property
     def layer(self) -> int | None:

@@ -1,0 +1,209 @@
+"""Ways to break, and ways to rewrite, the example Llama port: each turns its source text into another port's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llama" / "modeling_llama_nxdi.py"
+
+
+@dataclass(frozen=True)
+class PortEdit:
+    """An edit of the example port. `stage` and `component` (a part of its name) hold the fault; both None: correct."""
+
+    name: str
+    edit: Callable[[str], str]
+    stage: int | None = None
+    component: str | None = None
+    split: int | None = None
+
+
+def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
+    """Replace texts; each must be there."""
+
+    def edit(source: str) -> str:
+        for old, new in pairs:
+            assert old in source, old
+            source = source.replace(old, new)
+        return source
+
+    return edit
+
+
+def _in_attention(methods: str) -> Callable[[str], str]:
+    return replaced(("\n\nclass NeuronLlamaMLP(nn.Module):", f"\n{methods}\n\nclass NeuronLlamaMLP(nn.Module):"))
+
+
+def _in_conversion(statements: str) -> Callable[[str], str]:
+    return replaced(("        ranks = torch.arange", f"{statements}\n        ranks = torch.arange"))
+
+
+_INTERLEAVED = '''
+    def apply_rotary_embedding(self, Q, K, V, position_ids, cos_cache, sin_cache, use_polar_compatible_rope):
+        if cos_cache is None or sin_cache is None:
+            cos_cache, sin_cache = self.rotary_emb(V, position_ids)
+
+        def turn(x):
+            half = x.shape[-1] // 2
+            cos = cos_cache[..., :half].repeat_interleave(2, -1).unsqueeze(1)
+            sin = sin_cache[..., :half].repeat_interleave(2, -1).unsqueeze(1)
+            turned = torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
+            return x * cos + turned * sin
+
+        return turn(Q), turn(K), cos_cache, sin_cache
+'''
+
+_SDPA = '''
+    def perform_prefill(self, Q, K, V, q_len, bsz, attention_mask):
+        from neuronx_distributed_inference.modules.attention.attention_base import FlashAttentionStrategy
+
+        groups = Q.shape[1] // K.shape[1]
+        K, V = K.repeat_interleave(groups, dim=1), V.repeat_interleave(groups, dim=1)
+        output = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=attention_mask.bool())
+        return output, FlashAttentionStrategy.NONE
+'''
+
+_BF16_VARIANCE = '''class LowNorm(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        variance = x.pow(2).mean(-1, keepdim=True)
+        return self.weight * (x * torch.rsqrt(variance + self.eps))
+
+
+def make_rmsnorm'''
+
+_DEAF_NORM = '''class DeafNorm(LlamaRMSNorm):
+    def forward(self, x):
+        return super().forward(x) / self.weight
+
+
+def make_rmsnorm'''
+
+_OWN_NORM = '''class OwnNorm(nn.Module):
+    def __init__(self, size, eps):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
+
+
+def make_rmsnorm'''
+
+_NORM_LINE = "norm = LlamaRMSNorm if cpu_mode() else CustomRMSNorm"
+
+
+def _kv_heads_replicated(rows: str) -> Callable[[str], str]:
+    return replaced(
+        ("num_key_value_heads=config.num_key_value_heads,", "num_key_value_heads=config.num_attention_heads,"),
+        ("self.num_key_value_heads = config.num_key_value_heads", "self.num_key_value_heads = config.num_attention_heads"),
+        (
+            "        ranks = torch.arange",
+            f"""        times = config.num_attention_heads // config.num_key_value_heads
+        for name in list(converted):
+            if ".k_proj." in name or ".v_proj." in name:
+                heads = converted[name].view(config.num_key_value_heads, config.head_dim, -1)
+                converted[name] = {rows}.reshape(-1, heads.shape[-1]).contiguous()
+        ranks = torch.arange""",
+        ),
+    )
+
+
+_SPLIT_DOWN = """        parts = zip(gated.chunk(4, -1), self.down_proj.weight.chunk(4, 1))
+        return sum(nn.functional.linear(inputs, rows) for inputs, rows in parts)"""
+
+CORRECT = (
+    PortEdit("unchanged", lambda source: source),
+    PortEdit("sdpa in prefill", _in_attention(_SDPA)),
+    PortEdit("fused norm", replaced((_NORM_LINE, "norm = OwnNorm"), ("def make_rmsnorm", _OWN_NORM))),
+    PortEdit("kv heads repeated by the port", _kv_heads_replicated("heads.repeat_interleave(times, dim=0)")),
+    PortEdit("reduction split in 4", replaced(("        return self.down_proj(gated)", _SPLIT_DOWN)), split=4),
+)
+
+BROKEN = (
+    PortEdit("rotation interleaved", _in_attention(_INTERLEAVED), 2, "self_attn"),
+    PortEdit(
+        "gate and up swapped",
+        _in_conversion(
+            """        for name in [key for key in converted if ".gate_proj." in key]:
+            other = name.replace("gate_proj", "up_proj")
+            converted[name], converted[other] = converted[other], converted[name]"""
+        ),
+        2,
+        "mlp",
+    ),
+    PortEdit("eps", replaced(("eps=config.rms_norm_eps)", "eps=config.rms_norm_eps / 10)")), 2, "norm"),
+    PortEdit("kv heads tiled", _kv_heads_replicated("heads.repeat(times, 1, 1)"), 2, "self_attn"),
+    PortEdit(
+        "o_proj transposed",
+        _in_conversion(
+            """        for name in [key for key in converted if ".o_proj.weight" in key]:
+            converted[name] = converted[name].t().contiguous()"""
+        ),
+        2,
+        "o_proj",
+    ),
+    PortEdit(
+        "norm weight ignored", replaced((_NORM_LINE, "norm = DeafNorm"), ("def make_rmsnorm", _DEAF_NORM)), 2, "norm"
+    ),
+    PortEdit(
+        "decode position off by one",
+        replaced(
+            (
+                "        attention = self.self_attn(",
+                "        if past_key_value is not None:\n            position_ids = position_ids + 1\n"
+                "        attention = self.self_attn(",
+            )
+        ),
+        2,
+        "layers.{i}",
+    ),
+    PortEdit(
+        "lm_head not tied",
+        replaced(('        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()', "        pass")),
+        0,
+        "lm_head",
+    ),
+    PortEdit(
+        "a layer's weights in another",
+        _in_conversion(
+            '        converted["layers.1.mlp.down_proj.weight"] = converted["layers.2.mlp.down_proj.weight"].clone()'
+        ),
+        0,
+        "layers.1.mlp.down_proj",
+    ),
+    PortEdit(
+        "rope theta x1.001", replaced(("base=config.rope_theta,", "base=config.rope_theta * 1.001,")), 2, "rotary_emb"
+    ),
+    PortEdit(
+        "variance in bf16", replaced((_NORM_LINE, "norm = LowNorm"), ("def make_rmsnorm", _BF16_VARIANCE)), 2, "norm"
+    ),
+    PortEdit(
+        "second norm skipped",
+        replaced(("self.mlp(self.post_attention_layernorm(hidden_states))", "self.mlp(hidden_states)")),
+        2,
+        "post_attention_layernorm",
+    ),
+    PortEdit(
+        "attention residual dropped",
+        replaced(("hidden_states = hidden_states + attention.hidden_states", "hidden_states = attention.hidden_states")),
+        2,
+        "layers.{i}",
+    ),
+    PortEdit(
+        "one weight off",
+        _in_conversion(
+            """        converted["layers.0.mlp.up_proj.weight"] = converted["layers.0.mlp.up_proj.weight"].clone()
+        converted["layers.0.mlp.up_proj.weight"][3, 5] += 0.05"""
+        ),
+        2,
+        "up_proj",
+    ),
+)
