@@ -118,7 +118,9 @@ def _call(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor) -> Ten
     with torch.no_grad():
         if hasattr(model, "to_cpu"):
             if model.models[0].model is None:  # type: ignore[index,union-attr]
-                raise EquiportError("the model has no weights yet", field="model", remedy="Call load_weights first.")
+                raise EquiportError(
+                    "the model has no weights yet", field="model", remedy="Call load_weights, and read its report."
+                )
             out = model(input_ids=ids, attention_mask=mask, position_ids=positions, seq_ids=rows)
             return _last(out.logits)
         sampling = torch.ones(ids.shape[0], 3)

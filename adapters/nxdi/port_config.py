@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from equiport.errors import EquiportError
+
+from .classic_rope import classic_folder, with_classic_rope
 
 
 def cpu_neuron_config(
@@ -41,6 +43,8 @@ def cpu_neuron_config(
         "torch_dtype": dtype,
         "on_cpu": True,
         "padding_side": "right",
+        # Some ports sample on the device by default; what is compared here is the logits.
+        "on_device_sampling_config": None,
         **overrides,
     }
     try:
@@ -54,8 +58,8 @@ def cpu_neuron_config(
 
 
 def inference_config(config_class: Any, neuron_config: Any, hf_model_path: str | Path) -> Any:
-    """The port's config: the constructor with NxDI's load_pretrained_config, as integration tests of ports make it;
-    where that lacks a field and the class has a from_pretrained of its own, that.
+    """The port's config, the way ports make it themselves: by the class's own `from_pretrained` where it has one, else
+    (or where that fails, or does not take the NeuronConfig) by its constructor with NxDI's `load_pretrained_config`.
 
     Raises:
         EquiportError: no config.json, it is no JSON, or neither way finds the fields that the port wants.
@@ -63,20 +67,32 @@ def inference_config(config_class: Any, neuron_config: Any, hf_model_path: str |
     folder = Path(hf_model_path)
     file = folder / "config.json"
     _check_json(file)
-    from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+    config, first_fault = _by_from_pretrained(config_class, neuron_config, folder)
+    if config is None:
+        from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
-    try:
-        config = config_class(neuron_config, load_config=_with_classic_rope(load_pretrained_config(str(folder))))
-    except Exception as fault:
-        if not hasattr(config_class, "from_pretrained"):
-            raise _explained(fault, file, config_class.__name__) from fault
         try:
-            config = config_class.from_pretrained(str(folder), neuron_config=neuron_config)
-        except Exception:
-            raise _explained(fault, file, config_class.__name__) from fault
+            config = config_class(neuron_config, load_config=with_classic_rope(load_pretrained_config(str(folder))))
+        except Exception as fault:
+            raise _explained(first_fault or fault, file, config_class.__name__) from fault
     # The stack loads weights from this path when it exists, whatever the model was made with.
     config._name_or_path = str(folder)
     return config
+
+
+def _by_from_pretrained(config_class: Any, neuron_config: Any, folder: Path) -> tuple[Any, Exception | None]:
+    if not hasattr(config_class, "from_pretrained"):
+        return None, None
+    try:
+        with classic_folder(folder) as readable:
+            config = config_class.from_pretrained(str(readable), neuron_config=neuron_config)
+    except Exception as fault:
+        return None, fault
+    settings = vars(getattr(config, "neuron_config", None) or object)
+    kept = ("batch_size", "seq_len", "max_context_length", "torch_dtype", "on_cpu", "tp_degree")
+    if any(settings.get(name) != getattr(neuron_config, name) for name in kept):
+        return None, None
+    return config, None
 
 
 def _check_json(file: Path) -> None:
@@ -86,22 +102,6 @@ def _check_json(file: Path) -> None:
         json.loads(file.read_text(encoding="utf-8"))
     except ValueError as fault:
         raise EquiportError(f"is no JSON: {fault}", where=file, remedy="Download the file again.") from fault
-
-
-def _with_classic_rope(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """transformers 5 keeps rope settings in `rope_parameters`; ports, written for 4.57, read the two former fields."""
-
-    def load_config(config: Any) -> None:
-        load(config)
-        rope = config.__dict__.get("rope_parameters")
-        if not isinstance(rope, Mapping) or "rope_theta" not in rope:
-            return
-        config.__dict__.setdefault("rope_theta", rope["rope_theta"])
-        if "rope_scaling" not in config.__dict__:
-            scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-            config.__dict__["rope_scaling"] = None if scaling.get("rope_type") in (None, "default") else scaling
-
-    return load_config
 
 
 def _explained(fault: Exception, file: Path, class_name: str) -> EquiportError:

@@ -7,6 +7,7 @@ weights, a bias that the port has no place for vanishes, without a word. Both ar
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from equiport.stacks.contract import LoadReport
 BENIGN_MISSING = re.compile(r"(^|\.)(kv_mgr\.|rank_util\.rank$|past_key_values|global_rank\.|rotary_emb\.\w*inv_freq$)")
 # Written by ports for layers that do not use them at this TP degree, or a constant of old HuggingFace checkpoints.
 BENIGN_UNEXPECTED = re.compile(r"(^|\.)(rank_util\.rank|rotary_emb\.inv_freq)$")
+_LOADING = ("checkpoint_loader_fn", "get_state_dict", "get_sharded_checkpoint", "load_state_dict")
 # The words of the real stack, and of the stand-in.
 _SHAPE_FAULT = re.compile(r"expected shape .* for (?P<a>\S+) but found|^(?P<b>\S+) has the shape ")
 
@@ -99,11 +101,20 @@ def _translated(load: Any, counted: _Counted, folder: Path) -> None:
 
 
 def _failure(fault: Exception, folder: Path) -> EquiportError:
+    """Says whether the model could not be built or its weights not be converted: the stack does both in one call."""
+    frames = traceback.extract_tb(fault.__traceback__)
     what = f"lacks {fault}" if isinstance(fault, KeyError) else f"{type(fault).__name__}: {fault}"
+    if any(frame.name in _LOADING for frame in frames):
+        return EquiportError(
+            f"the port's weight conversion fails: {what}",
+            where=folder,
+            remedy="Check that the weights belong to this port, and its convert_hf_to_neuron_state_dict.",
+        )
+    own = [frame for frame in frames if "/neuronx_distributed" not in frame.filename] or frames
     return EquiportError(
-        f"the port's weight conversion fails: {what}",
-        where=folder,
-        remedy="Check that the weights belong to this port, and its convert_hf_to_neuron_state_dict.",
+        f"the port's model cannot be built: {what}",
+        where=f"{own[-1].filename}:{own[-1].lineno}",
+        remedy="Check the port's init_model against the config.",
     )
 
 
