@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.records import RECORDS_ENV, Record, read_records
@@ -18,6 +23,7 @@ from equiport.compare.verdict import Reason
 from equiport.errors import EquiportError
 
 _WORKERS = 2
+_POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,11 +40,17 @@ class FileEvidence:
 def collect_evidence(tests: Sequence[Path], timeout: float, log_dir: Path) -> list[FileEvidence]:
     """Run each file through pytest in a fresh process, two at a time, limited to `timeout` seconds each."""
     log_dir.mkdir(parents=True, exist_ok=True)
+    stop = threading.Event()
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
-        return list(pool.map(lambda path: _run_file(path, timeout, log_dir), tests))
+        try:
+            return list(pool.map(lambda path: _run_file(path, timeout, log_dir, stop), tests))
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _run_file(path: Path, timeout: float, log_dir: Path) -> FileEvidence:
+def _run_file(path: Path, timeout: float, log_dir: Path, stop: threading.Event) -> FileEvidence:
     with tempfile.TemporaryDirectory(prefix="equiport-evidence-") as work:
         records, outcomes = Path(work) / "records.jsonl", Path(work) / "outcomes.jsonl"
         records.touch()
@@ -48,24 +60,54 @@ def _run_file(path: Path, timeout: float, log_dir: Path) -> FileEvidence:
             "EQUIPORT_OUTCOMES": str(outcomes),
             "NXD_CPU_MODE": "1",
             "OMP_NUM_THREADS": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
         command = [
             sys.executable, "-m", "pytest", str(path), "-q", "-p", "equiport.stages.pytest_evidence",
             "-p", "no:cacheprovider", "--rootdir", str(path.parent), "-s", "--tb=short", "-c", os.devnull,
         ]  # fmt: skip
         reasons: list[Reason] = []
-        try:
-            done = subprocess.run(
-                command, cwd=path.parent, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-            )
-            output, code = done.stdout + done.stderr, done.returncode
-        except subprocess.TimeoutExpired as error:
-            output, code = _text(error.stdout) + _text(error.stderr), -1
+        log = log_dir / f"{path.stem}.log"
+        with log.open("wb") as stream:
+            code = _run(command, path.parent, environment, stream, timeout, stop)
+        if code is None:
             reasons.append(Reason("TIMEOUT", f"did not end within {timeout:g} s", path.name))
-        (log_dir / f"{path.stem}.log").write_text(output, encoding="utf-8")
+        output = log.read_text(encoding="utf-8", errors="replace")
         found = _read(records, path, reasons)
         tests = _judge_outcomes(outcomes, code, found, path, reasons)
         return FileEvidence(path.name, found, tests, tuple(reasons), output)
+
+
+def _run(
+    command: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    stream: BinaryIO,
+    timeout: float,
+    stop: threading.Event,
+) -> int | None:
+    """The exit code; None when time was up or `stop` was set. What the process started ends with it."""
+    end = time.monotonic() + timeout
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=stream,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        while not stop.is_set() and time.monotonic() < end:
+            try:
+                return process.wait(min(_POLL, max(0.0, end - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                continue
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _read(records: Path, path: Path, reasons: list[Reason]) -> tuple[Record, ...]:
@@ -76,9 +118,11 @@ def _read(records: Path, path: Path, reasons: list[Reason]) -> tuple[Record, ...
         return ()
 
 
-def _judge_outcomes(outcomes: Path, code: int, records: tuple[Record, ...], path: Path, reasons: list[Reason]) -> int:
-    lines = outcomes.read_text(encoding="utf-8").splitlines() if outcomes.is_file() else []
-    seen = [json.loads(line) for line in lines]
+def _judge_outcomes(
+    outcomes: Path, code: int | None, records: tuple[Record, ...], path: Path, reasons: list[Reason]
+) -> int:
+    notes = _outcomes(outcomes, path, reasons)
+    seen = [item for item in notes if "test" in item]
     calls = [item for item in seen if item["when"] == "call"]
     for item in seen:
         name = item["test"].split("::", 1)[-1]
@@ -92,9 +136,30 @@ def _judge_outcomes(outcomes: Path, code: int, records: tuple[Record, ...], path
             reasons.append(
                 Reason(ReasonCode.NO_COMPARISON.value, "passed without comparing anything", f"{path.name}::{name}")
             )
+    reasons += [
+        Reason("COMPARISON_REFUSED", "; ".join(item.message for item in record.reasons), record.name or path.name)
+        for record in records
+        if record.comparison is None
+    ]
+    reasons += [
+        Reason("RECORDS_FORGED", f"{item['tampered']} touches the comparator's records", path.name)
+        for item in notes
+        if "tampered" in item
+    ]
+    collected = [name for item in notes for name in item.get("collected", ())]
+    lost = [name for name in collected if name not in {item["test"] for item in seen}]
+    if code is not None:
+        reasons += [
+            Reason("TEST_LOST", "was collected and left no outcome", f"{path.name}::{name.split('::', 1)[-1]}")
+            for name in lost
+        ]
     if not calls and not any(reason.code in ("TIMEOUT", "TEST_FAILED", "TEST_SKIPPED") for reason in reasons):
         reasons.append(Reason(ReasonCode.NO_COMPARISON.value, f"ran no test (pytest ended with {code})", path.name))
-    elif code not in (0, 1, -1):
+    elif code is not None and (
+        code not in (0, 1)
+        or not any("finished" in item for item in notes)
+        or (code == 1 and not any(reason.code == "TEST_FAILED" for reason in reasons))
+    ):
         reasons.append(Reason("TEST_ABORTED", f"pytest ended with {code}", path.name))
     return len(calls)
 
@@ -103,5 +168,14 @@ def _of_test(record: Record, name: str) -> bool:
     return record.test.split("::", 1)[-1] == name
 
 
-def _text(value: str | bytes | None) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
+def _outcomes(file: Path, path: Path, reasons: list[Reason]) -> list[dict[str, Any]]:
+    """What the plugin wrote: the tests collected, an outcome each, the end of the session."""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []
+    try:
+        notes = [json.loads(line) for line in lines]
+        if all(isinstance(note, dict) for note in notes):
+            return notes
+    except json.JSONDecodeError:
+        pass
+    reasons.append(Reason("OUTCOMES_INVALID", "left outcomes that are not the plugin's", path.name))
+    return []

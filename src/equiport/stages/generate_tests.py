@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,17 @@ _CONSTANTS = {
 }
 
 
-def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: Mapping[str, str]) -> list[Path]:
-    """Write conftest.py, tensor_compare.py and the missing test files; files that are there are left alone.
+# a generated file that was not edited since ends with this and the sha256 of what stands before
+_MARK = "# generated from component_mapping.json, made again when that changes unless edited: "
 
+
+def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: Mapping[str, str]) -> list[Path]:
+    """Write conftest.py, tensor_compare.py and the missing test files.
+
+    Files that someone wrote or edited are left alone; those that stand as they were generated follow the mapping.
     `skip`: components that cannot be compared here, with the reason (they become blind spots).
 
-    Returns the files written.
+    Returns the files written; one that is right as it stands is not written again.
     """
     templates = Environment(
         loader=FileSystemLoader(content_dir("templates")), undefined=StrictUndefined, keep_trailing_newline=True
@@ -49,15 +54,18 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
         text = templates.get_template("conftest_template.py.j2").render(constants=constants)
         written.append(write_text(folder / "conftest.py", text))
     if not (folder / "tensor_compare.py").is_file():
-        shutil.copy(content_dir("scripts") / "tensor_compare.py", folder / "tensor_compare.py")
-        written.append(folder / "tensor_compare.py")
+        text = (content_dir("scripts") / "tensor_compare.py").read_text(encoding="utf-8")
+        written.append(write_text(folder / "tensor_compare.py", text))
+    old = {path: path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("test_*.py")}
+    generated = {path for path, text in old.items() if _is_generated(text)}
+    wanted = set()
     kinds = sorted(
         {entry.component_type or "module" for entry in mapping.components},
         key=lambda kind: (component_rank(kind), kind),
     )
     for number, kind in enumerate(kinds):
         entries = [e for e in mapping.components if (e.component_type or "module") == kind and e.name not in skip]
-        if not entries or list(folder.glob(f"test_*_{kind}.py")):
+        if not entries or set(folder.glob(f"test_*_{kind}.py")) - generated:
             continue
         text = templates.get_template("component_test.py.j2").render(
             kind=kind,
@@ -65,8 +73,23 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
             pairs=[(" + ".join(entry.source), entry.name) for entry in entries],
             components=[json.dumps(entry.name) for entry in entries],
         )
-        written.append(write_text(folder / f"test_{number:02d}_{kind}.py", text))
+        path = folder / f"test_{number:02d}_{kind}.py"
+        wanted.add(path)
+        if old.get(path) != _marked(text):
+            written.append(write_text(path, _marked(text)))
+    for path in generated - wanted:
+        path.unlink()
     return written
+
+
+def _marked(text: str) -> str:
+    """The text with a last line by which it is known as generated and unedited."""
+    return f"{text}\n{_MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
+
+
+def _is_generated(text: str) -> bool:
+    body, mark, digest = text.rpartition("\n" + _MARK)
+    return bool(mark) and digest.strip() == hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def component_rank(kind: str) -> int:
