@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import traceback
 import warnings
 from pathlib import Path
@@ -64,6 +65,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    tempfile.tempdir = str(Path(options.out).resolve().parent)  # the caller's own, which it removes
     put_on_path(options.tier)
     importlib.import_module("neuronx_distributed_inference.models.llama.modeling_llama")
     load_cases()
