@@ -91,9 +91,9 @@ def trace_components(
     with_fp32: bool = True,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> TraceResult:
-    """Run reference (fp32, bf16) and port (bf16, fp32) on each seed's batch, one model in memory at a time.
+    """Run reference (fp32, bf16) and port (bf16, fp32), one model in memory at a time.
 
-    All batches have the same number of rows.
+    The seeds' batches run as one, and its rows are told apart again in the samples. All decode as many steps.
 
     Raises:
         EquiportError: a model does not load or the port does not run.
@@ -103,35 +103,51 @@ def trace_components(
     known = {name for name, _ in model.named_modules()}
     instances = _present(instances_of(mapping), known)
     rotary = [instance for instance in instances if instance.is_rotary]
-    fp32 = {seed: capture_reference(model, batch, _sources(instances)) for seed, batch in batches.items()}
+    batch = _merged(batches)
+    fp32 = capture_reference(model, batch, _sources(instances))
     tables = {"ref_fp32": _rotary_tables(model, [i.source[0] for i in rotary], torch.float32)}
     del model
     on_step("reference bf16")
     model = load_reference(fixture.folder, torch.bfloat16)
-    bf16 = {seed: _reference_bf16(model, batch, instances, fp32[seed]) for seed, batch in batches.items()}
+    bf16 = _reference_bf16(model, batch, instances, fp32)
     tables["ref_bf16"] = _rotary_tables(model, [i.source[0] for i in rotary], torch.bfloat16)
     del model
     gc.collect()
-    targets: dict[torch.dtype, dict[int, dict[str, ShadowOutput]]] = {}
+    targets: dict[torch.dtype, dict[str, ShadowOutput]] = {}
     report = LoadReport(loaded=())
     for dtype, name in ((torch.bfloat16, "target"), (torch.float32, "target_fp32")):
         if dtype is torch.float32 and not with_fp32:
             continue
         on_step(f"port {str(dtype).removeprefix('torch.')}")
-        port, report = _load_port(adapter, port_file, classes, fixture, batches, dtype)
-        targets[dtype] = {
-            seed: _shadow_levels(adapter, port, batch, instances, fp32[seed]) for seed, batch in batches.items()
-        }
+        port, report = _load_port(adapter, port_file, classes, fixture, batch, dtype)
+        targets[dtype] = _shadow_levels(adapter, port, batch, instances, fp32)
         tables[name] = _rotary_tables(adapter.inner_model(port), [i.target for i in rotary], dtype)
         del port
         gc.collect()
     samples = [rotary_sample(i.entry, i.source[0], i.target, i.index, fixture, tables) for i in rotary]
-    for seed in batches:
-        outputs = {dtype: runs[seed] for dtype, runs in targets.items()}
-        for instance in instances:
-            if not instance.is_rotary:
-                samples += _samples(instance, fixture, seed, fp32[seed], bf16[seed], outputs)
+    rows = _rows_of(batches)
+    for instance in instances:
+        if not instance.is_rotary:
+            samples += _samples(instance, fixture, rows, fp32, bf16, targets)
     return TraceResult(tuple(samples), report)
+
+
+def _merged(batches: Mapping[int, TokenBatch]) -> TokenBatch:
+    parts = list(batches.values())
+    return TokenBatch(
+        tuple(row for part in parts for row in part.rows),
+        tuple(length for part in parts for length in part.prompt_lengths),
+        parts[0].decode_steps,
+    )
+
+
+def _rows_of(batches: Mapping[int, TokenBatch]) -> dict[int, range]:
+    """Seed -> its rows in the merged batch."""
+    rows, start = {}, 0
+    for seed, batch in batches.items():
+        rows[seed] = range(start, start + batch.batch_size)
+        start += batch.batch_size
+    return rows
 
 
 def _present(instances: Sequence[Instance], known: set[str]) -> list[Instance]:
@@ -166,7 +182,7 @@ def _load_port(
     port_file: Path,
     classes: PortClasses,
     fixture: Fixture,
-    batches: Mapping[int, TokenBatch],
+    batch: TokenBatch,
     dtype: torch.dtype,
 ) -> tuple[nn.Module, LoadReport]:
     model = adapter.create_model(
@@ -175,8 +191,8 @@ def _load_port(
         classes.config,
         fixture.folder,
         dtype=dtype,
-        batch_size=next(iter(batches.values())).batch_size,
-        seq_len=max(batch.max_length for batch in batches.values()) + 1,
+        batch_size=batch.batch_size,
+        seq_len=batch.max_length + 1,
     )
     return model, adapter.load_weights(model, fixture.folder, dtype)
 
@@ -199,29 +215,31 @@ def _rotary_tables(model: nn.Module, paths: Sequence[str], dtype: torch.dtype) -
 def _samples(
     instance: Instance,
     fixture: Fixture,
-    seed: int,
+    rows: Mapping[int, range],
     fp32: ReferenceIO,
     bf16: ReferenceIO,
     targets: dict[torch.dtype, dict[str, ShadowOutput]],
 ) -> list[ComponentSample]:
+    """One sample a seed and phase; or one that says why there are none."""
     shadow = targets[torch.bfloat16][instance.target]
     shadow_fp32 = targets.get(torch.float32, {}).get(instance.target)
 
-    def sample(phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "") -> ComponentSample:
+    def sample(seed: int, phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "") -> ComponentSample:
         return ComponentSample.of(
             instance.entry, instance.target, instance.index, fixture, phase, tensors, problem, seed=seed
         )
 
     called = sum(fp32.calls.get(path, 0) for path in instance.source)
-    if not shadow.calls:
-        return [sample("prefill", problem=NEVER_CALLED)] if called else []
-    if not called:
-        return [sample("prefill", problem=ONLY_PORT_CALLS)]
-    if shadow.problem:
-        return [sample("prefill", problem=shadow.problem)]
+    problem = shadow.problem
+    if not shadow.calls or not called:
+        problem = NEVER_CALLED if called else ONLY_PORT_CALLS if shadow.calls else ""
+        if not problem:
+            return []
+    if problem:
+        return [sample(next(iter(rows)), "prefill", problem=problem)]
     found = []
     for phase in ("prefill", "decode"):
-        ours = shadow.phase(phase)
+        ours, exact = shadow.phase(phase), shadow_fp32.phase(phase) if shadow_fp32 else None
         if ours is None:
             continue
         target, places = ours
@@ -229,7 +247,8 @@ def _samples(
             torch.cat([take_tokens(side.outputs[path], places) for path in instance.source], dim=-1)
             for side in (fp32, bf16)
         ]
-        exact = shadow_fp32.phase(phase) if shadow_fp32 else None
-        tensors = (*sides, target, *((exact[0],) if exact else ()))
-        found.append(sample(phase, instance.entry.aligned(tensors)))
+        tensors = instance.entry.aligned((*sides, target, *((exact[0],) if exact else ())))
+        for seed, own in rows.items():
+            chosen = (places[:, 0] >= own.start) & (places[:, 0] < own.stop)
+            found.append(sample(seed, phase, tuple(tensor[chosen] for tensor in tensors)))
     return found
