@@ -25,14 +25,17 @@ def write_text(path: Path, text: str) -> Path:
             stream.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        temporary = None
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise EquiportError(
             f"cannot be written: {error.strerror or error}",
             where=path,
             remedy="Free some disk space or choose a writable folder; nothing half-written was left.",
         ) from error
+    finally:
+        # also when interrupted
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
     return path
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from equiport.errors import EquiportError
@@ -110,16 +113,35 @@ def materialize(
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
         tied = bool(getattr(config, "tie_word_embeddings", False))
         model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied))
-        try:
-            model.save_pretrained(str(target), safe_serialization=True)
-        except OSError as error:
-            raise EquiportError(f"cannot be written: {error}", where=target, remedy="Free some disk space.") from error
-    # the port must read the same keys as in the user's own config.json, whatever this transformers renames
-    saved = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    merged = {**saved, **(shrunk.config if shrunk else raw)}
-    (target / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
-    AutoConfig.from_pretrained(str(target))
+    with _staged(target) as staging:
+        with quiet_transformers():
+            model.save_pretrained(str(staging), safe_serialization=True)
+        # the port must read the same keys as in the user's own config.json, whatever this transformers renames
+        saved = json.loads((staging / "config.json").read_text(encoding="utf-8"))
+        merged = {**saved, **(shrunk.config if shrunk else raw)}
+        (staging / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
+        AutoConfig.from_pretrained(str(staging))
     return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
+
+
+@contextmanager
+def _staged(target: Path) -> Iterator[Path]:
+    """A folder that becomes `target`, replacing it whole, when the block ends well; else nothing is left of it."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise EquiportError(f"cannot be written: {error.strerror}", where=target, remedy="Check the folder.") from error
+    try:
+        yield staging
+        staging.chmod(0o755)
+        shutil.rmtree(target, ignore_errors=True)
+        staging.rename(target)
+    except (OSError, SafetensorError) as error:
+        said = getattr(error, "strerror", None) or _first_line(error)
+        raise EquiportError(f"cannot be written: {said}", where=target, remedy="Free some disk space.") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def real_fixture(folder: Path) -> Fixture:
