@@ -9,7 +9,7 @@ from equiport import __version__
 from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError, PrerequisiteError
 from equiport.experiment.config import CONFIG_NAME, EquivConfig, load_config
-from equiport.experiment.hashing import sha256
+from equiport.experiment.hashing import input_name, model_files, port_files, sha256
 from equiport.experiment.results import BackendStamp, StageResult, load_result
 
 
@@ -111,6 +111,7 @@ class Experiment:
         if result is None:
             return Freshness(exists=False)
         changed = [name for name, digest in result.inputs.items() if not self._still(name, digest)]
+        changed += [f"{name} (new)" for name in self._expected_inputs(stage) if name not in result.inputs]
         if result.tool_version != __version__:
             changed.append(f"equiport {result.tool_version} -> {__version__}")
         if backend and result.backend and result.backend.identity != backend.identity:
@@ -143,6 +144,14 @@ class Experiment:
         if must_pass and result.verdict is not Verdict.PASS:
             return f"stage {number} is {result.verdict.value}, PASS is needed"
         return ""
+
+    def _expected_inputs(self, stage: int) -> list[str]:
+        """What a result of this experiment must have been made from: its own model and port, whole, and its tests."""
+        config = self.config
+        paths = [*model_files(config.source_model_path), *port_files(config.target_modeling_file)]
+        if stage == 2:
+            paths += sorted(self.tests.glob("test_*.py"))
+        return [input_name(path, self.root) for path in paths]
 
     def _still(self, name: str, digest: str) -> bool:
         path = Path(name) if Path(name).is_absolute() else self.root / name
