@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import BaseModel, ValidationError
 
 from equiport import __version__
 from equiport.content import content_dir
-from equiport.errors import ExitCode
+from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import Experiment, StageResult
 from equiport.experiment.atomic import write_json, write_text
+from equiport.experiment.config import CONFIG_NAME
 from equiport.experiment.hashing import sha256
 from equiport.report.completion import Completion, completion
 from equiport.stages.stage0 import StructureMetrics
@@ -64,6 +66,8 @@ def write_report(experiment: Experiment) -> WrittenReport:
             "state": judged.state,
             "headline": judged.headline,
             "report": sha256(path),
+            "page": sha256(path.with_suffix(".html")),
+            "config": sha256(experiment.root / CONFIG_NAME),
             "results": {f"stage{stage}.json": sha256(experiment.result_path(stage)) for stage in results},
         },
     )
@@ -71,9 +75,16 @@ def write_report(experiment: Experiment) -> WrittenReport:
 
 
 def _values(experiment: Experiment, judged: Completion, results: dict[int, StageResult]) -> dict[str, Any]:
-    def metrics(stage: int, model: type) -> Any:
+    def metrics(stage: int, model: type[BaseModel]) -> Any:
         result = results.get(stage)
-        return model.model_validate(result.metrics) if result and result.metrics else None  # type: ignore[attr-defined]
+        try:
+            return model.model_validate(result.metrics) if result and result.metrics else None
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in ("metrics", *first["loc"]))
+            raise EquiportError(
+                first["msg"], where=experiment.result_path(stage), field=field, remedy="Run the stage again."
+            ) from None
 
     components = metrics(2, ComponentMetrics)
     structure = metrics(0, StructureMetrics)

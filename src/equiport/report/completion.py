@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
 from equiport.errors import ExitCode
 from equiport.experiment import Experiment, StageResult
+from equiport.experiment.hashing import input_name
 
 REQUIRED = (0, 1, 2, 5, 6, 7)
 AUDIT_RULES = 0
@@ -37,8 +39,12 @@ def completion(experiment: Experiment) -> Completion:
     )
     tail = _tail(experiment, [result for result in results.values() if result], len(spots))
     lacks = tuple(lack for stage in required if (lack := _lack(experiment, stage, results[stage])))
-    failed = [result for result in results.values() if result and result.verdict is Verdict.FAIL]
-    if failed and experiment.freshness(failed[0].stage).fresh:
+    failed = [
+        result
+        for result in results.values()
+        if result and result.verdict is Verdict.FAIL and experiment.freshness(result.stage).fresh
+    ]
+    if failed:
         first = failed[0]
         where = first.reasons[0] if first.reasons else None
         named = f": {where.subject or 'port'}: {where.code}" if where else ""
@@ -50,7 +56,7 @@ def completion(experiment: Experiment) -> Completion:
     if unclear:
         named = ", ".join(f"stage {result.stage} {result.verdict.value}" for result in unclear)
         return Completion("INCONCLUSIVE", f"INCONCLUSIVE, {named}; {tail}", ExitCode.INCONCLUSIVE, lacks, spots)
-    return Completion("PASS", f"PASS, stages 0-{through}; {tail}", ExitCode.PASS, lacks, spots)
+    return Completion("PASS", f"PASS, stages 0-{required[-1]}; {tail}", ExitCode.PASS, lacks, spots)
 
 
 def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str:
@@ -61,12 +67,37 @@ def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str
         return f"stage {stage} is stale ({', '.join(state.changed)} changed)"
     if result.forced:
         return f"stage {stage} was forced past a missing or failed stage"
-    return ""
+    loose = loosened(experiment, result)
+    return f"stage {stage} was judged by other limits than the experiment's ({', '.join(loose)})" if loose else ""
+
+
+def loosened(experiment: Experiment, result: StageResult) -> list[str]:
+    """Flags that made a stage easier to pass than the experiment's own limits would; or another thresholds file."""
+    file = experiment.config.thresholds
+    limits = load_thresholds(file) if file else Thresholds()
+    kept = {
+        "tau_r": (limits.r_single if result.stage == 2 else limits.tau_r, False),
+        "delta": (limits.delta, False),
+        "theta": (limits.theta, True),
+        "pass_threshold": (limits.match_rate, True),
+    }
+    found = []
+    for name, (limit, higher_is_stricter) in kept.items():
+        given = result.settings.get(name)
+        if given is not None and (given < limit if higher_is_stricter else given > limit):
+            found.append(f"--{name.replace('_', '-')} {given:g}")
+    if file and input_name(file, experiment.root) not in result.inputs:
+        found.append(f"without {file.name}")
+    elif not file and "--thresholds" in result.command:
+        found.append("by a thresholds file that is not the experiment's")
+    return found
 
 
 def _tail(experiment: Experiment, results: list[StageResult], spots: int) -> str:
     where = list(dict.fromkeys(result.backend.headline for result in results if result.backend))
     parts = [_AUDIT, *(where or ["nothing ran"])]
+    if experiment.config.thresholds:
+        parts.append(f"thresholds of {experiment.config.thresholds.name}")
     if experiment.config.synthetic_weights:
         parts.append("synthetic weights")
     parts.append(f"{spots} blind spots" if spots != 1 else "1 blind spot")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import Experiment
 from equiport.experiment.atomic import read_json
+from equiport.experiment.config import CONFIG_NAME
 from equiport.experiment.hashing import sha256
 from equiport.report.build import STAMP_NAME
 from equiport.report.completion import completion
@@ -45,10 +46,16 @@ def verify_report(experiment: Experiment) -> Verification:
     if not path.is_file() or not experiment.report_file.is_file():
         raise EquiportError("has no report", where=experiment.root, remedy="Run equiport report EXP_DIR.")
     stamp = read_json(path, remedy="Run equiport report EXP_DIR again.")
+    if not isinstance(stamp, dict) or not isinstance(stamp.get("results"), dict):
+        raise EquiportError("is no report stamp", where=path, remedy="Run equiport report EXP_DIR again.")
     problems = []
-    if sha256(experiment.report_file) != stamp.get("report"):
-        problems.append(f"{experiment.report_file.name} was edited after it was written")
-    for name, digest in stamp.get("results", {}).items():
+    page = experiment.report_file.with_suffix(".html")
+    for file, key in ((experiment.report_file, "report"), (page, "page"), (experiment.root / CONFIG_NAME, "config")):
+        if not file.is_file():
+            problems.append(f"{file.name} is gone")
+        elif sha256(file) != stamp.get(key):
+            problems.append(f"{file.name} was edited after the report was written")
+    for name, digest in stamp["results"].items():
         file = experiment.results / name
         if not file.is_file():
             problems.append(f"results/{name} is gone")
