@@ -1,4 +1,4 @@
-"""The loop over the stages behind `equiport validate`: each stage is its script, run with the experiment's interpreter."""
+"""The loop behind `equiport validate`: each stage is its script, run with the experiment's interpreter."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
 from equiport.content import content_dir
 from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import EquivConfig, Experiment
 from equiport.experiment.config import CONFIG_NAME
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
-from equiport.report import write_report
+from equiport.report import loosened, write_report
 from equiport.stacks.detection import detect_stack
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
@@ -35,9 +36,18 @@ class PortGiven:
     causal_class: str | None = None
     config_class: str | None = None
     stack: str | None = None
-    tp_size: int = 1
+    tp_size: int | None = None
     thresholds: Path | None = None
-    seed: int = 42
+    seed: int | None = None
+
+    def flags(self) -> list[str]:
+        """The flags that were given."""
+        names = {
+            "--port": self.port, "--model": self.model, "--out": self.out, "--inner-class": self.inner_class,
+            "--causal-class": self.causal_class, "--config-class": self.config_class, "--stack": self.stack,
+            "--tp-size": self.tp_size, "--thresholds": self.thresholds, "--seed": self.seed,
+        }  # fmt: skip
+        return [name for name, value in names.items() if value is not None]
 
 
 def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) -> Experiment:
@@ -56,10 +66,10 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
             remedy=f"Give one of {', '.join(map(str, BUILT))}.",
         )
     if exp_dir is not None:
-        if given.port or given.model or given.out:
+        if given.flags():
             raise EquiportError(
-                "an experiment directory and --port, --model, --out exclude one another",
-                remedy="Give one or the other.",
+                f"an experiment directory and {', '.join(given.flags())} exclude one another",
+                remedy="Leave the flags out (equiv_config.json holds them), or give --port, --model and --out instead.",
             )
         experiment = Experiment.open(exp_dir)
         return experiment if through is None else _saved(experiment, experiment.config, through)
@@ -82,9 +92,16 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
         causal_class=given.causal_class,
         config_class=given.config_class,
     )
-    subject = Subject(given.model.absolute(), classes, stack, given.tp_size)
-    options = StageOptions(thresholds=given.thresholds, seed=given.seed)
-    given.out.mkdir(parents=True, exist_ok=True)
+    if given.thresholds:
+        load_thresholds(given.thresholds)
+    subject = Subject(given.model.absolute(), classes, stack, given.tp_size or 1)
+    options = StageOptions(thresholds=given.thresholds, seed=42 if given.seed is None else given.seed)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EquiportError(
+            f"cannot be made: {error.strerror}", where=given.out, field="--out", remedy="Choose another folder."
+        ) from None
     if (given.out / CONFIG_NAME).is_file():
         Experiment.open(given.out)
     write_config(given.out, subject, options, through if through is not None else 6)
@@ -117,8 +134,14 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
         if stage == 6 and not _done(experiment, 5, backend):
             continue
         code = _run_script(experiment, stage, quiet=quiet, debug=debug)
+        if code < 0:
+            raise EquiportError(
+                f"stage {stage} was killed by signal {-code}",
+                where=experiment.root,
+                remedy="Often the memory did not suffice. The same command goes on from this stage.",
+            )
         if code not in (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE):
-            return ExitCode(code) if code in iter(ExitCode) else ExitCode.BAD_INPUT
+            return ExitCode.PREREQUISITE if code == ExitCode.PREREQUISITE else ExitCode.BAD_INPUT
     written = write_report(Experiment.open(experiment.root))
     print(f"\n{written.headline}\nreport: {written.path}")
     return written.exit_code
@@ -131,10 +154,7 @@ def _done(experiment: Experiment, stage: int, backend: object) -> bool:
     result = experiment.result(stage)
     if result is None or not experiment.freshness(stage, backend).fresh or result.forced:
         return False
-    config = experiment.config
-    thresholds = str(config.thresholds.resolve()) if config.thresholds else None
-    judged_by = [path for path in result.inputs if path == thresholds] or [None]
-    return result.settings.get("seed") == config.seed and judged_by[0] == thresholds
+    return result.settings.get("seed") == experiment.config.seed and not loosened(experiment, result)
 
 
 def _passed(experiment: Experiment, stage: int) -> bool:
@@ -161,9 +181,11 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
 def _arguments(experiment: Experiment, stage: int) -> list[str]:
     config, file = experiment.config, str(experiment.config.target_modeling_file)
     model = str(config.source_model_path)
+    limits = load_thresholds(config.thresholds) if config.thresholds else Thresholds()
+    causal = config.target_causal_class or find_port_classes(config.target_modeling_file).causal
     port = [
         "--model-path", model,
-        "--model-class", f"{file}:{config.target_causal_class}",
+        "--model-class", f"{file}:{causal}",
         "--config-class", f"{file}:{config.target_config_class}",
         "--tp-size", str(config.tp_degree),
     ]  # fmt: skip
@@ -174,13 +196,15 @@ def _arguments(experiment: Experiment, stage: int) -> list[str]:
             "--target-module-file", file,
             "--target-inner-class", config.target_inner_class,
             "--target-config-class", config.target_config_class,
-            "--target-causal-class", config.target_causal_class or "",
+            "--target-causal-class", causal,
             "--target-stack", config.target_stack,
             "--tp-size", str(config.tp_degree),
             "--output-dir", str(experiment.model_tree),
         ]  # fmt: skip
     if stage == 2:
-        return ["--tests-dir", str(experiment.tests), "--generate"]
+        return ["--tests-dir", str(experiment.tests), "--generate", "--tau-r", str(limits.r_single)]
+    if stage == 1:
+        return [*port, "--pass-threshold", str(limits.match_rate)]
     if stage == 6:
         return ["--teacher-forced", str(experiment.results / "teacher_forced.json")]
     return port

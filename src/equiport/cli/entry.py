@@ -19,14 +19,17 @@ def run_command(action: Callable[[], int], *, debug: bool) -> NoReturn:
     except EquiportError as error:
         code = _report(str(error), int(error.exit_code), debug)
     except KeyboardInterrupt:
-        code = _report("interrupted. What is done is kept; the same command goes on from there.", 130, debug)
+        code = _report(
+            "interrupted. What is done is kept; the same command goes on from there.", int(ExitCode.BAD_INPUT), debug
+        )
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            code = _report(f"internal error: {error}. Add --debug for the traceback.", int(ExitCode.BAD_INPUT), debug)
+        file = f"{error.filename}: " if error.filename else ""
+        text = f"{file}{error.strerror or error}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            text += ". Free some disk space; nothing half-written is taken for a result."
         else:
-            code = _report(
-                f"the disk is full: {error.filename or ''}. Free some space.", int(ExitCode.BAD_INPUT), debug
-            )
+            text += ". Check the path and its permissions, or add --debug for the traceback."
+        code = _report(text, int(ExitCode.BAD_INPUT), debug)
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         code = _report(

@@ -60,7 +60,14 @@ def subject_from(model_path: Path, model_class: str, config_class: str, tp_size:
 
     read_config(model_path)
     file, causal = split_class(model_class, "--model-class")
-    _, config = split_class(config_class, "--config-class")
+    other, config = split_class(config_class, "--config-class")
+    if other.resolve() != file.resolve():
+        raise EquiportError(
+            f"is in another file than --model-class ({file})",
+            where=other,
+            field="--config-class",
+            remedy="Name one modeling file in both; it may import the config class from the other.",
+        )
     classes = find_port_classes(file, causal_class=causal, config_class=config)
     return Subject(model_path.absolute(), classes, detect_stack(file), tp_size)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug, Force, Quiet, Seed, ThresholdsFile, TpSize
+from equiport.cli.flags import Debug, Force, Quiet, ThresholdsFile
 
 HELP = """Validate a port: run the stages in order, resume what is done, write EQUIVALENCE_REPORT.md.
 
@@ -30,14 +30,16 @@ def validate(
     causal_class: Annotated[str | None, typer.Option(help="ForCausalLM class, when several fit.")] = None,
     config_class: Annotated[str | None, typer.Option(help="InferenceConfig class, when several fit.")] = None,
     stack: Annotated[str | None, typer.Option(help="Serving stack; found from the imports.")] = None,
-    tp_size: TpSize = 1,
+    tp_size: Annotated[
+        int | None, typer.Option("--tp-size", min=1, help="Tensor-parallel degree. [default: 1]")
+    ] = None,
     through: Annotated[int | None, typer.Option(help="Last stage that counts. [default: 6]")] = None,
     first: Annotated[int, typer.Option("--from", help="Run again from this stage on.")] = 8,
     force: Force = False,
     thresholds: ThresholdsFile = None,
     debug: Debug = False,
     quiet: Quiet = False,
-    seed: Seed = 42,
+    seed: Annotated[int | None, typer.Option(help="Seed of tokens and weights. [default: 42]")] = None,
 ) -> None:
     """Run the stages that are not done."""
 
