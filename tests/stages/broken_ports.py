@@ -163,7 +163,7 @@ BROKEN = (
             )
         ),
         2,
-        "layers.{i}",
+        "self_attn",
     ),
     PortEdit(
         "lm_head not tied",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equiport.compare.baseline import split_reduction
+from equiport.errors import EquiportError
 from equiport.fixtures.tokens import TokenBatch
 from equiport.reference.model import Fixture, load_reference
 from equiport.stacks.contract import LoadReport, StackAdapter
@@ -54,6 +55,9 @@ def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
     """Every component at every layer, with its nesting level: 0 holds no other component, 1 holds level 0, ...
 
     Modules of one level never contain one another, so one shadow run serves a level.
+
+    Raises:
+        EquiportError: a reduction split is declared on a module that contains other components.
     """
     flat = [
         (entry, source, target[0], index)
@@ -66,6 +70,14 @@ def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
     for path in sorted(paths, key=lambda path: -path.count(".")):
         inside = [levels[other] for other in levels if other.startswith(path + ".")]
         levels[path] = 1 + max(inside, default=-1)
+    composed = [entry.name for entry, _, target, _ in flat if levels[target] and (entry.reduction_split or 1) > 1]
+    if composed:
+        raise EquiportError(
+            "reduction_split belongs to the projection whose reduction is split, not to a module around it",
+            where="component_mapping.json",
+            field=composed[0],
+            remedy="Declare it on the down_proj or o_proj entry; what contains it follows.",
+        )
     splits = {target: entry.reduction_split or 1 for entry, _, target, _ in flat if levels[target] == 0}
     return tuple(
         Instance(replace(entry, reduction_split=_inside(target, splits)), source, target, index, levels[target])

@@ -1,0 +1,140 @@
+"""The pipeline's verdict on the example port broken in many ways, and on correct rewrites of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from equiport.compare.gates import judge
+from equiport.compare.records import make_record
+from equiport.compare.thresholds import Thresholds
+from equiport.compare.verdict import Reason, Verdict
+from equiport.experiment import Experiment, StageResult
+from equiport.fixtures.weights import WeightKind
+from equiport.reference.model import materialize
+from equiport.stacks.loading import load_adapter
+from equiport.stacks.port_classes import find_port_classes
+from equiport.stages import stage0
+from equiport.stages.component_check import compare_sample
+from equiport.stages.component_evidence import FileEvidence
+from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
+from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
+from equiport.stages.frame import StageOptions, Subject
+from equiport.stages.progress import Progress
+from equiport.stages.teacher_forced import TeacherForcedOptions, run_stage5, run_stage6
+
+from .broken_ports import BROKEN, CORRECT, EXAMPLE, PortEdit
+
+SQUARE_LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 160,
+    "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 251,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+SEEDS = (42, 43, 44)
+
+
+@pytest.fixture(scope="module")
+def square_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny tied Llama whose o_proj is square: a transpose there changes no shape."""
+    root = tmp_path_factory.mktemp("square")
+    (root / "source").mkdir()
+    (root / "source" / "config.json").write_text(json.dumps(SQUARE_LLAMA))
+    torch.set_num_threads(1)
+    return materialize(root / "source", root / "model", WeightKind.PERTURBED, 5, tiny=False).folder
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What stage 0 and the component comparisons say of a port."""
+
+    structure: StageResult
+    components: list[Reason]
+    experiment: Experiment
+    subject: Subject
+
+    @property
+    def first(self) -> tuple[int, str]:
+        """(stage, component) that the report would name; (-1, "") when nothing fails."""
+        if self.structure.verdict is not Verdict.PASS:
+            return 0, self.structure.reasons[0].subject
+        return (2, self.components[0].subject) if self.components else (-1, "")
+
+
+def judged(edit: PortEdit, model: Path, folder: Path, seeds: Sequence[int]) -> Judged:
+    """Stage 0, then the comparisons of stage 2 without pytest around them."""
+    folder.mkdir(parents=True)
+    file = folder / "modeling_llama_nxdi.py"
+    file.write_text(edit.edit(EXAMPLE.read_text()))
+    adapter, options = load_adapter("nxdi"), StageOptions(quiet=True)
+    subject = Subject(model, find_port_classes(file), "nxdi")
+    structure = stage0.run(options, subject, adapter, folder / "exp" / "model_tree")
+    experiment = Experiment.open(folder / "exp")
+    if edit.split:
+        _declare_split(experiment, edit.split)
+    plan = TracePlan(tuple(seeds), (WeightKind.REAL, WeightKind.PERTURBED))
+    manifest = write_trace(experiment, subject, adapter, model, plan, Progress(quiet=True))
+    found = [
+        compare_sample(sample)
+        for entry in mapping_of(experiment).components
+        if entry.name not in manifest.untestable
+        for sample in component_samples(trace_folder(experiment), entry.name)
+    ]
+    thresholds = Thresholds()
+    records = [make_record(item.name, comparison=item, result=judge(item, thresholds, 100.0)) for item in found]
+    rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
+    reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)]
+    return Judged(structure, reasons, experiment, subject)
+
+
+def _declare_split(experiment: Experiment, degree: int) -> None:
+    mapping = json.loads(experiment.mapping_file.read_text())
+    for _, target, notes in mapping:
+        if target and target[0].endswith(".down_proj"):
+            notes["reduction_split"] = degree
+    experiment.mapping_file.write_text(json.dumps(mapping))
+
+
+@pytest.mark.parametrize("edit", BROKEN, ids=lambda edit: edit.name)
+def test_a_broken_port_fails_where_the_fault_is(edit: PortEdit, square_model: Path, tmp_path: Path) -> None:
+    result = judged(edit, square_model, tmp_path / "port", SEEDS)
+    stage, component = result.first
+    assert stage == edit.stage, (result.structure.reasons, result.components)
+    assert edit.component and edit.component in component, (result.structure.reasons, result.components)
+
+
+@pytest.mark.parametrize("edit", CORRECT, ids=lambda edit: edit.name)
+def test_a_correct_port_passes_on_five_seeds(edit: PortEdit, square_model: Path, tmp_path: Path) -> None:
+    result = judged(edit, square_model, tmp_path / "port", (1, 2, 3, 4, 5))
+    assert result.first == (-1, ""), (result.structure.reasons, result.components)
+    options = StageOptions(exp_dir=result.experiment.root, quiet=True, force=True)
+    adapter = load_adapter("nxdi")
+    end_to_end = run_stage5(options, TeacherForcedOptions(), result.subject, adapter)
+    assert end_to_end.verdict is Verdict.PASS, end_to_end.reasons
+    file = result.experiment.results / "teacher_forced.json"
+    distribution = run_stage6(options, TeacherForcedOptions(), file, result.subject, adapter)
+    assert distribution.verdict is Verdict.PASS, distribution.reasons
+
+
+@pytest.mark.parametrize(
+    "name", ["rotation interleaved", "rope theta x1.001", "decode position off by one", "eps", "one weight off"]
+)
+def test_end_to_end_alone_sees_the_fault(name: str, square_model: Path, tmp_path: Path) -> None:
+    """Were stage 2 skipped by force, stage 5 would still fail, and on the path that holds the fault."""
+    edit = next(edit for edit in BROKEN if edit.name == name)
+    (tmp_path / "port").mkdir()
+    file = tmp_path / "port" / "modeling_llama_nxdi.py"
+    file.write_text(edit.edit(EXAMPLE.read_text()))
+    subject, adapter = Subject(square_model, find_port_classes(file), "nxdi"), load_adapter("nxdi")
+    options = StageOptions(quiet=True)
+    stage0.run(options, subject, adapter, tmp_path / "exp" / "model_tree")
+    forced = StageOptions(exp_dir=tmp_path / "exp", quiet=True, force=True)
+    result = run_stage5(forced, TeacherForcedOptions(num_tokens=8), subject, adapter)
+    assert result.verdict is Verdict.FAIL and result.forced
+    paths = {reason.subject for reason in result.reasons}
+    assert paths == ({"decode path"} if "decode" in name else {"decode path", "prefill path"}), result.reasons
