@@ -15,7 +15,8 @@ PYTHON       ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 pyt
 VENV  := $(if $(filter 5.24.0,$(TRANSFORMERS)),.venv,.venv-$(TRANSFORMERS))
 BIN   := $(VENV)/bin
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install -q $(PIP_FLAGS)
-PINS  := $(wildcard constraints/transformers-$(TRANSFORMERS).txt)
+# pins are for Python 3.11 and newer; 3.10 takes what the declared ranges admit
+PINS  := $(if $(shell $(PYTHON) -c 'import sys; print("y" if sys.version_info >= (3, 11) else "")'),$(wildcard constraints/transformers-$(TRANSFORMERS).txt))
 READY := $(VENV)/.ready
 RUNS  := runs/demo
 
