@@ -1,0 +1,90 @@
+"""Where each target tensor came from, found by value through the conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fake_stack import State, provenance_of
+
+from equiport.structure.provenance import Origin
+
+SHAPES = {"q": (8, 6), "k": (4, 6), "v": (4, 6), "o": (6, 8), "norm": (6,), "emb": (10, 6), "square": (6, 6)}
+
+
+def fused(s: State) -> State:
+    return {"qkv.w": torch.cat([s["q"], s["k"], s["v"]])}
+
+
+def interleaved(s: State) -> State:
+    rows = [part for kv in range(2) for part in (s["q"][4 * kv : 4 * kv + 4], s["k"][2 * kv : 2 * kv + 2])]
+    return {"qk.w": torch.cat(rows)}
+
+
+CASES: dict[str, tuple[Callable[[State], State], str, Origin, tuple[str, ...]]] = {
+    "copied": (lambda s: {"a.w": s["q"].clone()}, "a.w", Origin.COPIED, ("q",)),
+    "copied vector": (lambda s: {"a.w": s["norm"].clone()}, "a.w", Origin.COPIED, ("norm",)),
+    "transposed": (lambda s: {"a.w": s["o"].t().contiguous()}, "a.w", Origin.TRANSPOSED, ("o",)),
+    "transposed square": (lambda s: {"a.w": s["square"].t().contiguous()}, "a.w", Origin.TRANSPOSED, ("square",)),
+    "fused": (fused, "qkv.w", Origin.FUSED, ("q", "k", "v")),
+    "fused by groups": (interleaved, "qk.w", Origin.FUSED, ("q", "k")),
+    "split": (lambda s: {"a.w": s["q"][4:].clone()}, "a.w", Origin.ROWS, ("q",)),
+    "replicated": (
+        lambda s: {"a.w": s["k"].view(2, 2, 6).repeat_interleave(2, dim=0).reshape(8, 6)}, "a.w", Origin.ROWS, ("k",)
+    ),
+    "columns reversed": (lambda s: {"a.w": s["q"].flip(1).contiguous()}, "a.w", Origin.ELEMENTS, ("q",)),
+    "tied": (lambda s: {"e.w": s["emb"], "head.w": s["emb"].clone()}, "head.w", Origin.COPIED, ("emb",)),
+    "not from the weights": (lambda s: {"a.w": torch.arange(4.0)}, "a.w", Origin.CONSTANT, ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_origins(tmp_path: Path, name: str) -> None:
+    convert, target, origin, sources = CASES[name]
+    found = provenance_of(tmp_path / "m", SHAPES, convert).of(target)
+    assert found is not None
+    assert (found.origin, found.sources) == (origin, sources)
+    assert all(source in found.describe() for source in sources)
+
+
+def test_rows_are_followed(tmp_path: Path) -> None:
+    found = provenance_of(tmp_path / "m", SHAPES, fused).of("qkv.w")
+    assert found is not None and found.shape == (16, 6)
+    expected = [(0, row) for row in range(8)] + [(1, row) for row in range(4)] + [(2, row) for row in range(4)]
+    assert found.row_map == tuple(expected)
+    split = provenance_of(tmp_path / "n", SHAPES, lambda s: {"a.w": s["q"][4:].clone()}).of("a.w")
+    assert split is not None and split.row_map == tuple((0, row) for row in range(4, 8))
+
+
+def test_what_arrives_nowhere_and_what_is_not_there(tmp_path: Path) -> None:
+    found = provenance_of(tmp_path / "m", SHAPES, fused)
+    assert found.unconsumed == tuple(sorted(set(SHAPES) - {"q", "k", "v"}))
+    assert found.of("nothing.w") is None
+    assert found.load.loaded == ("qkv.w",)
+
+
+def test_a_value_computed_from_weights_is_not_called_copied(tmp_path: Path) -> None:
+    found = provenance_of(tmp_path / "m", SHAPES, lambda s: {"a.w": s["q"] @ s["square"], "b.w": s["norm"].exp()})
+    for name in ("a.w", "b.w"):
+        tensor = found.of(name)
+        assert tensor is not None and tensor.origin is Origin.COMPUTED
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tempfile
+
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+    provenance_of(tmp_path / "m", SHAPES, fused)
+    with pytest.raises(KeyError):
+        provenance_of(tmp_path / "m", SHAPES, lambda s: {"a.w": s["gone"]})
+    assert list((tmp_path / "t").iterdir()) == []
+
+
+def test_folded_norm_offset_is_seen(tmp_path: Path) -> None:
+    found = provenance_of(tmp_path / "m", SHAPES, lambda s: {"a.w": s["norm"] + 1, "b.w": s["norm"] * 1.5})
+    for name in ("a.w", "b.w"):
+        tensor = found.of(name)
+        assert tensor is not None and tensor.origin is not Origin.COPIED and tensor.origin is not Origin.CONSTANT
