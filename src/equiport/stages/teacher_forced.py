@@ -35,7 +35,7 @@ FILE_NAME = "teacher_forced.json"
 _DISTRIBUTION = {ReasonCode.COSINE_P5.value, ReasonCode.KL_P95.value, ReasonCode.TOP1.value}
 _UNCLEAR = {ReasonCode.TOO_FEW_PROMPTS.value, ReasonCode.BASELINE_NOISE.value}
 # statistics of a few positions are luck: there the fp32 evidence decides (a near tie of ten is a top-1 of 0.9)
-_STATISTICAL = {ReasonCode.R_CENTRED.value, ReasonCode.P95_RATIO.value, ReasonCode.TOP1.value}
+_STATISTICAL = {code.value for code in (ReasonCode.R_CENTRED, ReasonCode.P95_RATIO, ReasonCode.TOP1, ReasonCode.KL_P95)}
 _ENOUGH_POSITIONS = 100
 _PREFIXES = 1
 
