@@ -48,7 +48,7 @@ lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 bench: $(READY) $(RUNS)/model/config.json
-	$(BIN)/python scripts/bench_compare.py
+	$(BIN)/python scripts/bench.py --model $(RUNS)/model
 
 clean-demo:
 	rm -rf $(RUNS)
