@@ -51,7 +51,7 @@ def bench_compare() -> None:
     def ours() -> float:
         return compare_3tensors(ref, bf16, target, name="bench").r_ratio
 
-    assert abs(plain() - ours()) < 1e-9 * plain()
+    assert abs(plain() - ours()) < 1e-8 * plain()  # R has an epsilon of 1e-12 of the reference
     ratio = seconds(ours) / seconds(plain)
     peaks = []
     for action in (ours, plain):
