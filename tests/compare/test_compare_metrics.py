@@ -140,3 +140,12 @@ def test_round_trip_keeps_nan_and_infinity() -> None:
     odd = found.model_copy(update={"r_ratio": float("inf"), "bc": float("nan")})
     again = Comparison.from_json(odd.to_json())
     assert again.r_ratio == float("inf") and again.bc != again.bc
+
+
+def test_ratios_keep_float64_precision() -> None:
+    torch.manual_seed(0)
+    ref = torch.randn(200, 200)
+    bf16, target = ref.to(torch.bfloat16), (ref + 1e-3 * torch.randn_like(ref)).to(torch.bfloat16)
+    r, b, t = (tensor.double() for tensor in (ref, bf16, target))
+    plain = float((t - r).norm() / ((b - r).norm() + 1e-12 * r.norm()))
+    assert abs(compare_3tensors(ref, bf16, target).r_ratio / plain - 1) < 1e-10

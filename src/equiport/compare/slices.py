@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 
 import torch
 from torch import Tensor
@@ -128,4 +128,6 @@ def safe_ratios(numerators: Tensor, denominators: Tensor) -> Tensor:
 
 def safe_ratio(numerator: float, denominator: float) -> float:
     """`safe_ratios` for two numbers; infinite over infinite is NaN."""
-    return float(safe_ratios(torch.tensor(numerator, dtype=torch.float64), torch.tensor(denominator).double()))
+    if denominator == 0:
+        return numerator if numerator != numerator else inf if numerator else 0.0
+    return numerator / denominator
