@@ -1,0 +1,198 @@
+"""Scaffold: the units' definitions, in one modeling file with configs, model, application and weight conversion.
+
+The skeletons are in `templates/scaffold/<stack>/`. Units may come from recipes or from anywhere else: what is taken
+from a unit are its top-level definitions, each name once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equiport.content import content_dir
+from equiport.port.fingerprint import Fingerprint
+from equiport.port.recipes import Recipe, Slots, load_recipes
+from equiport.port.recipes_context import RecipeContext
+from equiport.port.scaffold_source import Definition, definitions, imports_of, merged, with_imports
+
+#: Parts of the modeling file that units make, in its order.
+SECTIONS = ("norm", "rope", "attention", "mlp")
+_CONFIG_FIELD = re.compile(r"\bconfig\.([a-z]\w*)")
+# set by the port itself, by the stack, or allowed to be absent
+_NOT_REQUIRED = {
+    "neuron_config", "num_cores_per_group", "head_dim", "pad_token_id", "rope_theta", "rope_scaling",
+    "num_key_value_heads", "partial_rotary_factor", "rope_local_base_freq", "original_max_position_embeddings",
+    "sliding_window",
+}  # fmt: skip
+_IMPORTS = """
+import math
+import os
+from typing import Any
+import torch
+from torch import Tensor, nn
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding, RowParallelLinear
+from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
+from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBaseOutput
+from neuronx_distributed_inference.utils.distributed import get_tp_group
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+"""
+
+
+@dataclass(frozen=True)
+class PortNames:
+    """File and class names of a port."""
+
+    module: str
+    causal: str
+    inner: str
+    config: str
+    neuron_config: str
+    attention: str
+    mlp: str
+    layer: str
+
+    @classmethod
+    def of(cls, fingerprint: Fingerprint, stack: str) -> PortNames:
+        """`modeling_llama_nxdi`, `NeuronLlamaForCausalLM`, ..."""
+        stem = RecipeContext(fingerprint, frozenset()).stem
+        return cls(
+            f"modeling_{fingerprint.model_type.replace('-', '_')}_{stack}",
+            f"Neuron{stem}ForCausalLM",
+            f"Neuron{stem}Model",
+            f"{stem}InferenceConfig",
+            f"{stem}NeuronConfig",
+            f"Neuron{stem}Attention",
+            f"Neuron{stem}MLP",
+            f"Neuron{stem}DecoderLayer",
+        )
+
+
+class Composer:
+    """Renders the parts of one fingerprint's port from its blocks' recipes and the stack's skeletons."""
+
+    def __init__(self, fingerprint: Fingerprint, blocks: Iterable[str], stack: str = "nxdi") -> None:
+        self.fingerprint, self.stack = fingerprint, stack
+        self.blocks = tuple(dict.fromkeys(blocks))
+        self.recipes: tuple[Recipe, ...] = load_recipes(stack, self.blocks)
+        names = frozenset(self.blocks) | {recipe.block for recipe in self.recipes}
+        self.context: dict[str, Any] = RecipeContext(fingerprint, names).names()
+        self.slots = Slots(self.recipes, self.context)
+        self.names = PortNames.of(fingerprint, stack)
+
+    def imports(self) -> list[str]:
+        """Every import that the port may need."""
+        return [*_IMPORTS.strip().splitlines(), *self._lines("imports"), self._import_of_reference()]
+
+    def section(self, name: str) -> str:
+        """Source text of one of SECTIONS, without imports; empty when the model has no such part."""
+        if name == "rope":
+            return self._skeleton("rope") if self.fingerprint.ropes else ""
+        if name == "attention":
+            return "\n\n\n".join([*self.slots.parts("attention.helpers"), *self.slots.parts("attention")])
+        return "\n\n\n".join(self.slots.parts(name))
+
+    def config(self, *, unit: bool = False) -> str:
+        """The config classes; for a unit's own file only what its blocks read."""
+        flags = sorted({line.strip().strip(',"') for line in self._lines("config.refused") if line.strip()})
+        return self._skeleton("config", unit=unit, refused_flags=flags, required=[] if unit else self._required())
+
+    def unit_source(self, docstring: str, sections: Iterable[str]) -> str:
+        """A unit's own module: a config class, and the sections."""
+        body = "\n\n\n".join([self.config(unit=True), *(text for name in sections if (text := self.section(name)))])
+        return with_imports(docstring, self.imports(), body)
+
+    def modeling_source(self, units: Mapping[str, str] | None = None) -> str:
+        """The whole port. `units`: unit name -> source of its file; without, every section is rendered here.
+
+        Raises:
+            EquiportError: two units define one name differently, or the result is not Python.
+        """
+        if units is None:
+            parts = [(name, definitions(self.section(name))) for name in SECTIONS]
+            found, imports = merged(parts), self.imports()
+        else:
+            own = {self.names.config, self.names.neuron_config}
+            parts = [
+                (name, [item for item in definitions(text) if item.name not in own]) for name, text in units.items()
+            ]
+            found = _ordered(merged(parts))
+            imports = [*self.imports(), *(line for text in units.values() for line in imports_of(text))]
+        body = "\n\n\n".join([self.config(), *(item.text for item in found), self._skeleton("layer"), self._model()])
+        return with_imports(self._docstring(), imports, body)
+
+    def _docstring(self) -> str:
+        said = [recipe.summary for recipe in self.recipes if recipe.summary]
+        lines = "\n".join(f"- {summary}" for summary in dict.fromkeys(said))
+        head = f"{self.context['stem']} for NxD Inference: a port of HuggingFace's `{self.fingerprint.architecture}`."
+        return f"{head}\n\n{lines}"
+
+    def _model(self) -> str:
+        conversions = {
+            "model_conversion": self._conversion("weights.model", 8),
+            "layer_conversion": self._conversion("weights.layer", 12),
+        }
+        head = "lm_head_projection" if self.context["own_head"] else "lm_head"
+        renames = self._model_renames(head)
+        if renames:
+            conversions["model_conversion"] = "\n".join([*renames, conversions["model_conversion"]]).strip("\n")
+        uses = any("rename(converted" in text for text in conversions.values())
+        return self._skeleton("model", **conversions, head_module=head, uses_rename=uses)
+
+    def _model_renames(self, head: str) -> list[str]:
+        names = self.fingerprint.names
+        inside = names.backbone + "."
+        moves = [
+            (names.embedding.removeprefix(inside), "embed_tokens"),
+            (names.final_norm.removeprefix(inside), "norm"),
+            (names.lm_head, head),
+        ]
+        return [f'        rename(converted, "{old}.", "{new}.")' for old, new in moves if old and old != new]
+
+    def _conversion(self, slot: str, indent: int) -> str:
+        return self.slots.text(slot, indent)
+
+    def _lines(self, slot: str) -> list[str]:
+        return [line for part in self.slots.parts(slot) for line in part.splitlines()]
+
+    def _import_of_reference(self) -> str:
+        return f"from transformers import {self.fingerprint.architecture}"
+
+    def _required(self) -> list[str]:
+        text = "\n".join([*(self.section(name) for name in SECTIONS), self._skeleton("layer"), self._model()])
+        found = [name for name in dict.fromkeys(_CONFIG_FIELD.findall(text)) if name not in _NOT_REQUIRED]
+        return [*sorted(found)]
+
+    def _skeleton(self, name: str, **extra: Any) -> str:
+        path = content_dir("templates") / "scaffold" / self.stack / f"{name}.py.j2"
+        return self.slots.render(path.read_text(encoding="utf-8"), str(path), **extra).strip("\n")
+
+
+def _ordered(found: list[Definition]) -> list[Definition]:
+    """Definitions after those they use when they are made (bases, defaults); else in the order given."""
+    names = {item.name: item for item in found}
+    placed: dict[str, Definition] = {}
+
+    def place(item: Definition) -> None:
+        if item.name in placed:
+            return
+        head = item.text.split(":\n", 1)[0]
+        for other in names:
+            if other != item.name and re.search(rf"\b{re.escape(other)}\b", head):
+                place(names[other])
+        placed[item.name] = item
+
+    for item in found:
+        place(item)
+    return list(placed.values())
+
+
+def write_modeling(composer: Composer, folder: Path, units: Mapping[str, str] | None = None) -> Path:
+    """Write `modeling_<model_type>_<stack>.py` into `folder`, whole or not at all."""
+    from equiport.experiment.atomic import write_text
+
+    return write_text(folder / f"{composer.names.module}.py", composer.modeling_source(units))
