@@ -63,7 +63,10 @@ def done_template(fresh_template: World, tmp_path_factory: pytest.TempPathFactor
     root = tmp_path_factory.mktemp("done") / "w"
     shutil.copytree(fresh_template.root, root)
     world = World(root)
-    done = subprocess.run(equiport_command("validate", *world.validate_flags), capture_output=True, text=True)
+    done = subprocess.run(
+        equiport_command("validate", *world.validate_flags), capture_output=True, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     (root / "validate.out").write_text(done.stdout)
     return world
