@@ -22,7 +22,7 @@ from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
 
-BUILT = (0, 1, 2, 5, 6)
+BUILT = (0, 1, 2, 3, 5, 6)
 
 
 @dataclass(frozen=True)
@@ -122,6 +122,9 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
     config = experiment.config
     backend = stamp(load_adapter(config.target_stack).check_environment())
     for stage in [number for number in BUILT if number <= config.through]:
+        if stage == 3 and _passed(experiment, 2):
+            experiment.result_path(3).unlink(missing_ok=True)
+            continue
         if stage < first and _done(experiment, stage, backend):
             result = experiment.result(stage)
             if not quiet and result is not None:
@@ -205,6 +208,8 @@ def _arguments(experiment: Experiment, stage: int) -> list[str]:
         return ["--tests-dir", str(experiment.tests), "--generate", "--tau-r", str(limits.r_single)]
     if stage == 1:
         return [*port, "--pass-threshold", str(limits.match_rate)]
+    if stage == 3:
+        return ["--stage2-output", str(experiment.result_path(2))]
     if stage == 6:
         return ["--teacher-forced", str(experiment.results / "teacher_forced.json")]
     return port

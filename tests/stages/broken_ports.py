@@ -40,7 +40,7 @@ def _in_conversion(statements: str) -> Callable[[str], str]:
     return replaced(("        ranks = torch.arange", f"{statements}\n        ranks = torch.arange"))
 
 
-_INTERLEAVED = '''
+_INTERLEAVED = """
     def apply_rotary_embedding(self, Q, K, V, position_ids, cos_cache, sin_cache, use_polar_compatible_rope):
         if cos_cache is None or sin_cache is None:
             cos_cache, sin_cache = self.rotary_emb(V, position_ids)
@@ -53,9 +53,9 @@ _INTERLEAVED = '''
             return x * cos + turned * sin
 
         return turn(Q), turn(K), cos_cache, sin_cache
-'''
+"""
 
-_SDPA = '''
+_SDPA = """
     def perform_prefill(self, Q, K, V, q_len, bsz, attention_mask):
         from neuronx_distributed_inference.modules.attention.attention_base import FlashAttentionStrategy
 
@@ -63,9 +63,9 @@ _SDPA = '''
         K, V = K.repeat_interleave(groups, dim=1), V.repeat_interleave(groups, dim=1)
         output = nn.functional.scaled_dot_product_attention(Q, K, V, attn_mask=attention_mask.bool())
         return output, FlashAttentionStrategy.NONE
-'''
+"""
 
-_BF16_VARIANCE = '''class LowNorm(nn.Module):
+_BF16_VARIANCE = """class LowNorm(nn.Module):
     def __init__(self, size, eps):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -76,16 +76,16 @@ _BF16_VARIANCE = '''class LowNorm(nn.Module):
         return self.weight * (x * torch.rsqrt(variance + self.eps))
 
 
-def make_rmsnorm'''
+def make_rmsnorm"""
 
-_DEAF_NORM = '''class DeafNorm(LlamaRMSNorm):
+_DEAF_NORM = """class DeafNorm(LlamaRMSNorm):
     def forward(self, x):
         return super().forward(x) / self.weight
 
 
-def make_rmsnorm'''
+def make_rmsnorm"""
 
-_OWN_NORM = '''class OwnNorm(nn.Module):
+_OWN_NORM = """class OwnNorm(nn.Module):
     def __init__(self, size, eps):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
@@ -95,7 +95,7 @@ _OWN_NORM = '''class OwnNorm(nn.Module):
         return nn.functional.rms_norm(x.float(), (x.shape[-1],), None, self.eps).to(x.dtype) * self.weight
 
 
-def make_rmsnorm'''
+def make_rmsnorm"""
 
 _NORM_LINE = "norm = LlamaRMSNorm if cpu_mode() else CustomRMSNorm"
 
@@ -103,7 +103,10 @@ _NORM_LINE = "norm = LlamaRMSNorm if cpu_mode() else CustomRMSNorm"
 def _kv_heads_replicated(rows: str) -> Callable[[str], str]:
     return replaced(
         ("num_key_value_heads=config.num_key_value_heads,", "num_key_value_heads=config.num_attention_heads,"),
-        ("self.num_key_value_heads = config.num_key_value_heads", "self.num_key_value_heads = config.num_attention_heads"),
+        (
+            "self.num_key_value_heads = config.num_key_value_heads",
+            "self.num_key_value_heads = config.num_attention_heads",
+        ),
         (
             "        ranks = torch.arange",
             f"""        times = config.num_attention_heads // config.num_key_value_heads
@@ -193,7 +196,9 @@ BROKEN = (
     ),
     PortEdit(
         "attention residual dropped",
-        replaced(("hidden_states = hidden_states + attention.hidden_states", "hidden_states = attention.hidden_states")),
+        replaced(
+            ("hidden_states = hidden_states + attention.hidden_states", "hidden_states = attention.hidden_states")
+        ),
         2,
         "layers.{i}",
     ),

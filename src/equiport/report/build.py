@@ -22,6 +22,7 @@ from equiport.report.completion import Completion, completion
 from equiport.stages.stage0 import StructureMetrics
 from equiport.stages.stage1 import SmokeMetrics
 from equiport.stages.stage2 import ComponentMetrics
+from equiport.stages.stage3 import LocalisationMetrics
 from equiport.stages.teacher_forced import TeacherForcedMetrics
 
 _STAGES = {0: "structure", 1: "smoke", 2: "components", 3: "localisation", 4: "patches", 5: "end to end",
@@ -101,6 +102,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
         "structure": structure,
         "smoke": metrics(1, SmokeMetrics),
         "components": components,
+        "localisation": metrics(3, LocalisationMetrics),
         "end_to_end": metrics(5, TeacherForcedMetrics),
         "distribution": metrics(6, TeacherForcedMetrics),
         "plots": [plot for plot in plots if (experiment.root / plot).is_file()],

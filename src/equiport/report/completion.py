@@ -46,9 +46,8 @@ def completion(experiment: Experiment) -> Completion:
     ]
     if failed:
         first = failed[0]
-        where = first.reasons[0] if first.reasons else None
-        named = f": {where.subject or 'port'}: {where.code}" if where else ""
-        return Completion("FAIL", f"FAIL at stage {first.stage}{named}; {tail}", ExitCode.FAIL, lacks, spots)
+        headline = f"FAIL at stage {first.stage}{_named(first)}{_component(results, first)}; {tail}"
+        return Completion("FAIL", headline, ExitCode.FAIL, lacks, spots)
     if lacks:
         headline = f"INCOMPLETE, {'; '.join(lacks)}; {tail}"
         return Completion("INCOMPLETE", headline, ExitCode.PREREQUISITE, lacks, spots)
@@ -57,6 +56,19 @@ def completion(experiment: Experiment) -> Completion:
         named = ", ".join(f"stage {result.stage} {result.verdict.value}" for result in unclear)
         return Completion("INCONCLUSIVE", f"INCONCLUSIVE, {named}; {tail}", ExitCode.INCONCLUSIVE, lacks, spots)
     return Completion("PASS", f"PASS, stages 0-{required[-1]}; {tail}", ExitCode.PASS, lacks, spots)
+
+
+def _named(result: StageResult) -> str:
+    where = result.reasons[0] if result.reasons else None
+    return f": {where.subject or 'port'}: {where.code}" if where else ""
+
+
+def _component(results: dict[int, StageResult | None], first: StageResult) -> str:
+    """The component that stage 2 found, where an earlier stage failed on the port as a whole."""
+    components = results.get(2)
+    if first.stage >= 2 or components is None or components.verdict is not Verdict.FAIL or not components.reasons:
+        return ""
+    return f"; stage 2 finds {components.reasons[0].subject}"
 
 
 def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str:

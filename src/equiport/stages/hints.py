@@ -19,6 +19,8 @@ _AFTER: dict[tuple[int, Verdict], str] = {
         Verdict.FAIL,
     ): "look at the first failing component: compare its config keys, operations and casts with the source",
     (2, Verdict.INCONCLUSIVE): "add --generate to write the missing tests, or more seeds",
+    (3, Verdict.PASS): "compare the first suspect's source and port side by side: config keys, operations, casts",
+    (3, Verdict.FAIL): "look at results/stage2.json by hand: a failing component has no change point",
     (5, Verdict.PASS): "stage 6 (distributions)",
     (
         5,

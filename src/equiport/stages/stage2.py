@@ -31,6 +31,7 @@ from equiport.stages.component_rows import (
 )
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.generate_tests import generate_tests
+from equiport.stages.instances import InstanceRow, instance_rows
 from equiport.structure.mapping import ComponentMapping
 from equiport.trace.sample import load_samples
 
@@ -58,6 +59,7 @@ class ComponentMetrics(BaseModel):
     uncovered: list[str]
     excitation: list[tuple[str, str, bool, str]]
     plots: list[str]
+    instances: list[InstanceRow] = []
 
 
 def run(
@@ -178,6 +180,7 @@ def _outcome(
         uncovered=uncovered,
         excitation=manifest.excitation if manifest else [],
         plots=plots,
+        instances=instance_rows((record for item in items for record in item.records), thresholds),
     )
     return Outcome(verdict, [*reasons, *open_points], metrics, list(dict.fromkeys(blind)))
 
