@@ -232,6 +232,25 @@ class OpenQuestion:
 
 
 @dataclass(frozen=True)
+class TensorSpec:
+    """One tensor at a block's border. `shape` in symbols where they are known: ("B", "T", "hidden_size")."""
+
+    name: str
+    shape: tuple[str, ...]
+    dtype: str  # "activations" for the model's own dtype, else torch's name
+
+
+@dataclass(frozen=True)
+class BlockContract:
+    """What a source block takes and gives, seen when it ran on a small model."""
+
+    path: str
+    cls: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
 class Fingerprint:
     """The architecture. See the module's docstring for what its paths mean."""
 
@@ -266,6 +285,8 @@ class Fingerprint:
     config_keys: tuple[ConfigKey, ...] = ()
     blocks: tuple[SourceBlock, ...] = ()
     state_dict_keys: tuple[str, ...] = ()  # with {i} for layer numbers
+    contracts: tuple[BlockContract, ...] = ()
+    unread_keys: tuple[str, ...] = ()  # keys of config.json that the modeling source does not read
     unsupported: tuple[str, ...] = ()  # named parts that have no facet: "vision tower model.visual (…)"
     questions: tuple[OpenQuestion, ...] = field(default=())
 

@@ -15,7 +15,7 @@ from equiport.port.fingerprint import QkNormFacets, QkNormPlace, QkNormWidth, Qk
 from equiport.port.fingerprint_attention_formula import Heads, Hypothesis, Operands, core, split_heads
 from equiport.port.fingerprint_norms import describe_norm, is_norm
 from equiport.port.fingerprint_probe import Probe, same
-from equiport.port.fingerprint_rope import RopeTable, has_alibi
+from equiport.port.fingerprint_rope import RopeTable, may_slope
 from equiport.port.fingerprint_structure import LayerParts, projections
 from equiport.port.source_reading_model import numbered
 
@@ -78,7 +78,7 @@ def read_attention(
         made[found.query], made[found.key], made[found.value], heads, sinks=own[sinks].detach() if sinks else None
     )
     qk_norm, operands = _with_norms(probe, path, norms, operands)
-    used = {found.query, found.key, found.value, found.output, *(name.split(".")[0] for name in norms)}
+    used = {name.split(".")[0] for name in (found.query, found.key, found.value, found.output, *norms)}
     extras = (
         *found.extras,
         *(name for name in own if name != sinks),
@@ -89,7 +89,8 @@ def read_attention(
         ),
     )
     wanted = _result(probe, path, found)
-    attempts = itertools.chain(known, _settings(probe, module, operands, tables, found))
+    preferred = sorted(known, key=lambda item: item[0].table is not None and item[0].table.name != tables[0].name)
+    attempts = itertools.chain(preferred, _settings(probe, module, operands, tables, found))
     for setting, source in attempts:
         with torch.no_grad():
             got = core(operands, setting)
@@ -244,13 +245,13 @@ def _settings(
     clips = [*_constants(module, probe.config, "clip"), None]
     turns: list[tuple[RopeTable | None, bool]] = [(table, inter) for table in tables for inter in (False, True)]
     turns.append((None, False))
+    sloped = may_slope(module)
     orders = (False, True) if operands.norm_query else (False,)
     for layout, cap, window, clip, (table, interleaved), after in itertools.product(
         layouts, caps, windows, clips, turns, orders
     ):
         for scale, source in _scales(module, probe.config, operands.heads):
-            slopes = [scale, 1.0] if has_alibi(module, probe.config) else [None]
-            for alibi in slopes:
+            for alibi in [None, scale, 1.0] if sloped else [None]:
                 yield Hypothesis(layout, scale, table, interleaved, after, cap, window, clip, alibi), source  # type: ignore[arg-type]
 
 
@@ -258,7 +259,9 @@ def _scales(module: nn.Module, config: Any, heads: Heads) -> list[tuple[float, s
     found: list[tuple[float, str]] = []
     for key, value in _numbers(config):
         if "attn" in key or "attention" in key or "scal" in key or "mult" in key:
-            if value > 0 and value != 1.0:
+            if value == 1.0 and ("attn" in key or "attention" in key):
+                found.append((value, key))
+            elif value > 0 and value != 1.0:
                 found += [(value, key), (value**-0.5, key), (1.0 / value, key)]
     plain = [(heads.width**-0.5, "head_dim"), (1.0, ""), (1.0 / heads.width, "1/head_dim")]
     own = [

@@ -135,7 +135,7 @@ def _logits(probe: Probe, names: SourceNames, full: Any) -> tuple[float, float |
     if after is not None:
         return before * after, None, ""
     for key, value in probe.config.to_dict().items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
+        if "cap" in key and isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0:
             capped = value * torch.tanh(head.output / value)
             if same(probe.logits, capped):
                 return before, float(getattr(full, key)), ""

@@ -17,13 +17,13 @@ from equiport.port.source_reading_model import SourceModel
 NO_EFFECT = "none: no effect on inference"
 # pattern of the whole key -> facet
 _FACETS: tuple[tuple[str, str], ...] = (
-    (r"vocab_size(_per_layer_input)?|max_position_embeddings|n_positions|n_ctx", "vocab_size, max_positions"),
-    (r"hidden_size|n_embd|d_model|word_embed_proj_dim|num_hidden_layers|n_layers?", "hidden_size, num_layers"),
-    (r"num_attention_heads|n_heads?|num_key_value_heads|num_kv_heads|multi_query|head_dim|attn_config"
+    (r"vocab_size|max_position_embeddings|n_positions|n_ctx|max_seq_len", "vocab_size, max_positions"),
+    (r"hidden_size|intermediate_size_mlp|n_embd|d_model|word_embed_proj_dim|num_hidden_layers|n_layers?|num_layers", "hidden_size, num_layers"),
+    (r"num_attention_heads|num_heads|n_heads?|num_key_value_heads|num_kv_heads|multi_query|head_dim|attn_config"
      r"|num_key_value_groups|new_decoder_architecture|n_head_kv", "attention heads and qkv layout"),
     (r"intermediate_size|ffn_dim|n_inner|ffn_hidden_size|expansion_ratio|ffn_config", "mlp.intermediate_size"),
     (r"hidden_act|hidden_activation|activation_function|mlp_hidden_act|activation", "mlp.activation"),
-    (r"rms_norm_eps|layer_norm_eps(ilon)?|norm_eps(ilon)?|layernorm_epsilon|norm_epsilon", "norms.eps"),
+    (r"rms_norm_eps|layer_norm_eps(ilon)?|norm_eps(ilon)?|layernorm_epsilon|norm_epsilon|layer_norm_elementwise_affine", "norms.eps"),
     (r"attention_bias|attention_out_bias|qkv_bias|use_qkv_bias|use_bias|bias|enable_bias|mlp_bias|use_mlp_bias"
      r"|no_bias|add_qkv_bias|attention_o_bias", "biases"),
     (r"lm_head_bias|tie_word_embeddings|tie_lm_head_bias", "lm_head_bias, tied_embeddings"),
@@ -42,9 +42,9 @@ _FACETS: tuple[tuple[str, str], ...] = (
     (r"num_(local_|routed_)?experts|n_routed_experts|num_experts_per_tok(en)?|n_shared_experts|norm_topk_prob|n_group"
      r"|topk_group|routed_scaling_factor|scoring_func|topk_method|first_k_dense_replace|decoder_sparse_step"
      r"|mlp_only_layers|moe_.*|shared_expert_intermediate_size|mlp_layer_types|num_shared_experts|router_jitter_noise"
-     r"|input_jitter_noise|router_bias|swiglu_limit", "moe"),
+     r"|input_jitter_noise|router_bias|swiglu_(limit|alpha)|route_scale|num_dense_layers|moe", "moe"),
     (r"[qkv]+_lora_rank|qk_(rope|nope)_head_dim|qk_head_dim|v_head_dim|rope_interleave", "attention.latent"),
-    (r".*dropout|.*_pdrop|use_cache|output_.*|return_dict|use_return_dict|gradient_checkpointing|initializer_range"
+    (r".*dropout(_prob)?|slow_but_exact|.*_pdrop|use_cache|output_.*|return_dict|use_return_dict|gradient_checkpointing|initializer_range"
      r"|pad_token_id|bos_token_id|eos_token_id|_attn_implementation|attn_implementation|pretraining_tp|aux_loss.*"
      r"|router_aux_loss_coef|router_z_loss.*|chunk_size_feed_forward|layer_?drop|is_decoder|add_cross_attention"
      r"|dtype|torch_dtype|num_labels|problem_type|architectures|base_model_tp_plan|rescale_every"
@@ -66,7 +66,7 @@ def describe_keys(source: SourceModel, read: list[KeyRead]) -> tuple[ConfigKey, 
     defaults = source.config.to_dict()
     for key in read:
         stored = source.renamed.get(key.name, key.name)
-        value = plain(getattr(source.config, key.name, source.raw.get(key.name)))
+        value = plain(_value(source, key.name))
         stands_for = stored if stored != key.name else ""
         if key.name in source.raw and plain(source.raw[key.name]) == value:
             origin = "verbatim"
@@ -80,13 +80,20 @@ def describe_keys(source: SourceModel, read: list[KeyRead]) -> tuple[ConfigKey, 
     return tuple(keys)
 
 
+def _value(source: SourceModel, name: str) -> Any:
+    try:
+        return getattr(source.config, name, source.raw.get(name))
+    except Exception:  # noqa: BLE001 - a config class may refuse what differs by layer
+        return source.config.to_dict().get(name)
+
+
 def _derived(source: SourceModel, name: str) -> bool:
     """Whether the config class makes the value from other keys: it differs from an empty config's."""
     try:
         empty = type(source.config)()
     except Exception:  # noqa: BLE001 - a class that cannot be made empty: say nothing
         return False
-    return plain(getattr(empty, name, None)) != plain(getattr(source.config, name, None))
+    return plain(empty.to_dict().get(name)) != plain(source.config.to_dict().get(name))
 
 
 def plain(value: Any) -> Any:
@@ -100,10 +107,17 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def contradictions(fingerprint: Fingerprint, raw: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Keys of config.json whose value says something else than what was measured: (key, it says, measured)."""
+def contradictions(
+    fingerprint: Fingerprint, raw: dict[str, Any], unsettled: set[str]
+) -> list[tuple[str, str, str]]:
+    """Keys of config.json whose value says something else than what was measured: (key, it says, measured).
+
+    Keys of a facet that is `unsettled` anyway are left out.
+    """
     found = []
     for key, claim in _CLAIMS.items():
+        if any(word in facet_of(key) for word in unsettled):
+            continue
         if key in raw and raw[key] is not None:
             said = claim(fingerprint, raw[key], raw)
             if said is not None and said[0] != said[1]:
@@ -115,7 +129,7 @@ _Claim = Callable[[Fingerprint, Any, dict[str, Any]], "tuple[str, str] | None"]
 
 
 def _window(f: Fingerprint, value: Any, raw: dict[str, Any]) -> tuple[str, str] | None:
-    if raw.get("use_sliding_window") is False or not isinstance(value, int) or not f.attention:
+    if raw.get("use_sliding_window") is False or not isinstance(value, int) or not f.attention or not f.attention.scale:
         return None
     if (f.max_positions or 0) <= value or (raw.get("layer_types") and "sliding_attention" not in raw["layer_types"]):
         return None
@@ -126,7 +140,7 @@ def _window(f: Fingerprint, value: Any, raw: dict[str, Any]) -> tuple[str, str] 
 
 
 def _qk_norm(f: Fingerprint, value: Any, _: dict[str, Any]) -> tuple[str, str] | None:
-    if not isinstance(value, bool) or not f.attention:
+    if not isinstance(value, bool) or not f.attention or not f.attention.scale:
         return None
     return f"qk-norm {value}", f"qk-norm {f.attention.qk_norm is not None}"
 
@@ -149,11 +163,11 @@ def _activation(f: Fingerprint, value: Any, raw: dict[str, Any]) -> tuple[str, s
 
 
 def _head_dim(f: Fingerprint, value: Any, _: dict[str, Any]) -> tuple[str, str] | None:
-    return (f"{value}", f"{f.attention.head_dim}") if f.attention and not f.attention.latent else None
+    return (f"{value}", f"{f.attention.head_dim}") if f.attention and f.attention.scale else None
 
 
 def _kv_heads(f: Fingerprint, value: Any, _: dict[str, Any]) -> tuple[str, str] | None:
-    return (f"{value}", f"{f.attention.num_kv_heads}") if f.attention and not f.attention.latent else None
+    return (f"{value}", f"{f.attention.num_kv_heads}") if f.attention and f.attention.scale else None
 
 
 def _number(read: Callable[[Fingerprint], float | None]) -> _Claim:

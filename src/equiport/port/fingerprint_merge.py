@@ -20,7 +20,7 @@ from equiport.port.fingerprint_attention import AttentionReading, head_counts, r
 from equiport.port.fingerprint_norms import describe_norm
 from equiport.port.fingerprint_probe import Probe
 from equiport.port.fingerprint_rope import RopeTable, describe_table, find_tables
-from equiport.port.fingerprint_structure import LayerParts, Structure, in_features, out_features, projections
+from equiport.port.fingerprint_structure import LayerParts, Structure, in_features, out_features, projections, values_of
 from equiport.port.source_reading_facets import TextFacets
 from equiport.port.source_reading_model import SourceModel, numbered
 
@@ -46,7 +46,9 @@ def merge_attention(source: SourceModel, probe: Probe, structure: Structure, tab
     for index, parts in enumerate(structure.layers):
         if not parts.attention:
             continue
-        reading = read_attention(probe, parts, int(probe.config.num_attention_heads), tables, known)
+        kind = _layer_type(source, index)
+        ordered = sorted(tables, key=lambda table: table.name != kind)
+        reading = read_attention(probe, parts, int(probe.config.num_attention_heads), ordered, known)
         readings[index] = reading
         if reading.setting is not None and all(reading.setting != setting for setting, _ in known):
             known.append((reading.setting, reading.scale_source))
@@ -78,8 +80,6 @@ def _layer(
     index: int, parts: LayerParts, reading: AttentionReading | None, probe: Probe, source: SourceModel
 ) -> LayerFacets:
     setting = reading.setting if reading else None
-    kinds = getattr(source.config, "layer_types", None)
-    kind = kinds[index] if isinstance(kinds, (list, tuple)) and index < len(kinds) else ""
     window = None
     if setting and setting.window is not None:
         window = int(full_value(probe, source, parts, float(setting.window), "window"))
@@ -90,8 +90,13 @@ def _layer(
         mlp="moe" if parts.moe else "dense" if parts.mlp or parts.inline_mlp else "none",
         window=window,
         rope=setting.table.name if setting and setting.table else "",
-        layer_type=str(kind),
+        layer_type=_layer_type(source, index),
     )
+
+
+def _layer_type(source: SourceModel, index: int) -> str:
+    kinds = getattr(source.config, "layer_types", None)
+    return str(kinds[index]) if isinstance(kinds, (list, tuple)) and index < len(kinds) else ""
 
 
 def full_value(probe: Probe, source: SourceModel, parts: LayerParts, value: float, word: str) -> float:
@@ -206,7 +211,7 @@ def _ropes(
 
 def read_tables(probe: Probe, structure: Structure) -> list[RopeTable]:
     """Rotary tables of the small model."""
-    head_dim = getattr(probe.config, "head_dim", None)
+    head_dim = probe.config.to_dict().get("head_dim")
     return find_tables(probe, int(head_dim or probe.config.hidden_size // probe.config.num_attention_heads))
 
 
@@ -248,7 +253,7 @@ def read_moe(source: SourceModel, structure: Structure, text: TextFacets) -> Moe
         return None
     path = places[0].at(places[0].mlp)
     module = source.skeleton.get_submodule(path)
-    values = source.config.to_dict()
+    values = values_of(source.config)
     names = [name for name, _ in module.named_modules()]
     stacked = any(parameter.dim() >= 3 for parameter in module.parameters())
     own = [name for name, child in module.named_children() if any(True for _ in child.parameters())]

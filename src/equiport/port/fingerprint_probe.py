@@ -6,7 +6,9 @@ no parameter is constant. Facets are hypotheses that must reproduce these tensor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +23,8 @@ from equiport.port.source_reading_model import SourceModel, build_config, build_
 TOKENS = 28  # more than the window (12) and the original positions (16) of a tiny config
 _SEED = 7
 _EXPERTS = 8
-_SOFTCAP, _CLIP, _WINDOW = 2.0, 0.8, 12
+_LIMIT = 60_000_000  # weights of the small model
+_SOFTCAP, _FINAL_SOFTCAP, _CLIP, _WINDOW = 2.25, 3.25, 0.8, 12
 # the tiny config shrinks layers too; here they stay, only the widths go
 _KEPT = ("num_hidden_layers", "layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type",
          "mlp_only_layers", "moe_layers", "first_k_dense_replace", "max_window_layers")  # fmt: skip
@@ -29,7 +32,7 @@ _WIDTHS = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nop
            "moe_intermediate_size": 48, "expert_ffn_hidden_size": 48, "shared_expert_intermediate_size": 56,
            "moe_shared_expert_intermediate_size": 56, "ffn_hidden_size": 160, "n_inner": 160, "num_experts_per_tok": 2,
            "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "topk_group": 1, "n_group": 1,
-           "intermediate_size_mlp": 144}  # fmt: skip
+           "intermediate_size_mlp": 144, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 503}  # fmt: skip
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -42,6 +45,14 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Border:
+    """Names, shapes and dtypes of the tensors of a module's first call."""
+
+    inputs: tuple[tuple[str, tuple[int, ...], str], ...]
+    outputs: tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
 class Probe:
     """The small model after its run. Tensors are [1, T, ...] fp32."""
 
@@ -50,6 +61,7 @@ class Probe:
     values: dict[str, Any]  # the small config.json
     tokens: Tensor  # [1, T]
     calls: Mapping[str, tuple[Call, ...]]
+    borders: Mapping[str, Border]
     logits: Tensor
 
     def call(self, path: str) -> Call | None:
@@ -79,13 +91,15 @@ def small_values(source: SourceModel) -> dict[str, Any]:
     for name, width in _WIDTHS.items():
         if isinstance(values.get(name), int):
             tiny[name] = min(values[name], width)
+    if "qk_rope_head_dim" in tiny and values.get("head_dim") == values["qk_rope_head_dim"]:
+        tiny["head_dim"] = tiny["qk_rope_head_dim"]
     for name in _EXPERT_COUNTS:
         if isinstance(values.get(name), int) and values[name] > 1:
             tiny[name] = min(values[name], _EXPERTS)
     for name, value in values.items():
         # constants that must bind at the small scale
         if "softcap" in name and isinstance(value, (int, float)):
-            tiny[name] = _SOFTCAP
+            tiny[name] = _FINAL_SOFTCAP if "final" in name else _SOFTCAP
         elif "clip" in name and isinstance(value, float):
             tiny[name] = _CLIP
         elif name in ("window_size", "attention_chunk_size") and isinstance(value, int):
@@ -132,21 +146,25 @@ def run_probe(source: SourceModel) -> Probe:
     values = small_values(source)
     try:
         config = build_config(source, values)
-    except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
+    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, there is no small config
         raise EquiportError(f"a small config of the same class is refused: {first_line(error)}") from error
+    size = sum(parameter.numel() for parameter in build_model(source, config, "meta").parameters())
+    if size > _LIMIT:
+        raise EquiportError(f"a small model of the same class would still hold {size:,} weights")
     torch.manual_seed(_SEED)
     model = build_model(source, config)
     tied = bool(getattr(config, "tie_word_embeddings", False))
     tokens = torch.randint(3, int(config.vocab_size) - 1, (1, TOKENS), generator=torch.Generator().manual_seed(_SEED))
     try:
         model.load_state_dict(draw_weights(model.state_dict(), WeightKind.PERTURBED, _SEED, tied=tied))
-        calls, logits = _recorded(model, tokens)
+        calls, borders, logits = _recorded(model, tokens)
     except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, the probe has failed
         raise EquiportError(f"the small model does not run: {type(error).__name__}: {first_line(error)}") from error
-    return Probe(model, config, values, tokens, calls, logits)
+    return Probe(model, config, values, tokens, calls, borders, logits)
 
 
-def _recorded(model: nn.Module, tokens: Tensor) -> tuple[dict[str, tuple[Call, ...]], Tensor]:
+def _recorded(model: nn.Module, tokens: Tensor) -> tuple[dict[str, tuple[Call, ...]], dict[str, Border], Tensor]:
+    borders: dict[str, Border] = {}
     calls: dict[str, list[Call]] = {}
     pending: dict[str, list[Tensor]] = {}
 
@@ -159,7 +177,8 @@ def _recorded(model: nn.Module, tokens: Tensor) -> tuple[dict[str, tuple[Call, .
         return hook
 
     def after(path: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            borders.setdefault(path, Border(_named(_bound(module, args, kwargs)), _named([("", output)])))
             value = _first_tensor((output,))
             given = pending[path].pop()
             if value is not None:
@@ -178,7 +197,27 @@ def _recorded(model: nn.Module, tokens: Tensor) -> tuple[dict[str, tuple[Call, .
     finally:
         for handle in handles:
             handle.remove()
-    return {path: tuple(found) for path, found in calls.items()}, output.logits.detach()
+    return {path: tuple(found) for path, found in calls.items()}, borders, output.logits.detach()
+
+
+def _bound(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    try:
+        return list(inspect.signature(module.forward).bind(*args, **kwargs).arguments.items())
+    except (TypeError, ValueError):
+        return [(f"arg{index}", value) for index, value in enumerate(args)] + list(kwargs.items())
+
+
+def _named(values: list[tuple[str, Any]]) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    found: list[tuple[str, tuple[int, ...], str]] = []
+    for name, value in values:
+        if isinstance(value, Tensor):
+            found.append((name, tuple(value.shape), str(value.dtype).removeprefix("torch.")))
+        elif isinstance(value, (tuple, list)):
+            inner = [(f"{name}[{index}]" if name else f"[{index}]", item) for index, item in enumerate(value)]
+            found += _named(inner)
+        elif isinstance(value, dict):
+            found += _named([(str(key) if name in ("", "kwargs") else f"{name}.{key}", value[key]) for key in value])
+    return tuple(found)
 
 
 def _first_tensor(values: Any) -> Tensor | None:
@@ -192,12 +231,23 @@ def _first_tensor(values: Any) -> Tensor | None:
     return None
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of a small model are too small to share: threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def same(left: Tensor, right: Tensor, tolerance: float = 2e-5) -> bool:
     """Whether two tensors of one shape agree, relative to their size."""
     if left.shape != right.shape or not left.numel():
         return False
-    left, right = left.double(), right.double()
-    scale = float(right.norm())
+    left, right = left.detach().double(), right.detach().double()
+    scale = float(right.detach().norm())
     return bool(torch.isfinite(left).all()) and float((left - right).norm()) <= tolerance * max(scale, 1e-12)
 
 

@@ -17,8 +17,10 @@ def questions_of(
     source: SourceModel, found: Fingerprint, problems: list[Problem], stored: tuple[str, ...]
 ) -> tuple[OpenQuestion, ...]:
     """The questions of a measured fingerprint, each id once."""
+    if found.route == "encoder":
+        return ()  # named as a whole, nothing of it is translated
     questions = [
-        *_unread(found), *_from_problems(found, problems), *_from_claims(source, found), *_from_text(source, found),
+        *_unread(found), *_from_problems(found, problems), *_from_claims(source, found, problems), *_from_text(source, found),
         *_from_weights(found, stored),
     ]  # fmt: skip
     return tuple({question.id: question for question in questions}.values())
@@ -40,12 +42,10 @@ def _unread(found: Fingerprint) -> list[OpenQuestion]:
 
 
 def _from_problems(found: Fingerprint, problems: list[Problem]) -> list[OpenQuestion]:
-    if found.route in ("recurrent", "hybrid", "encoder"):
-        return []
     merged: dict[str, list[str]] = {}
     for facet, text in problems:
-        if facet == "attention" and (found.attention is None or found.attention.latent):
-            continue
+        if facet == "attention" and (found.attention is None or found.attention.latent or found.attention.extras):
+            continue  # named among the unsupported parts
         merged.setdefault(facet, []).append(text)
     return [
         OpenQuestion(
@@ -59,10 +59,10 @@ def _from_problems(found: Fingerprint, problems: list[Problem]) -> list[OpenQues
     ]
 
 
-def _from_claims(source: SourceModel, found: Fingerprint) -> list[OpenQuestion]:
+def _from_claims(source: SourceModel, found: Fingerprint, problems: list[Problem]) -> list[OpenQuestion]:
     read = {key.name for key in found.config_keys} | {key.stands_for for key in found.config_keys}
     questions = []
-    for key, says, measured in contradictions(found, source.raw):
+    for key, says, measured in contradictions(found, source.raw, _unsettled(found, problems)):
         how = "the source reads the key" if key in read else "the source never reads the key"
         questions.append(
             OpenQuestion(
@@ -74,6 +74,13 @@ def _from_claims(source: SourceModel, found: Fingerprint) -> list[OpenQuestion]:
             )
         )
     return questions
+
+
+def _unsettled(found: Fingerprint, problems: list[Problem]) -> set[str]:
+    words = {facet.rpartition(".")[2] for facet, _ in problems if not facet.startswith("rope")}
+    if found.attention is None or "attention" in words:
+        words |= {"attention", "layers.window", "ropes"}
+    return words
 
 
 def _from_text(source: SourceModel, found: Fingerprint) -> list[OpenQuestion]:

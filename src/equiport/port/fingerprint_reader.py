@@ -14,6 +14,7 @@ from torch import nn
 from equiport.errors import EquiportError
 from equiport.port.fingerprint import Fingerprint, LayerFacets, LayerNorms, OpenQuestion, Route, SourceNames
 from equiport.port.fingerprint_blocks import source_blocks
+from equiport.port.fingerprint_contracts import read_contracts
 from equiport.port.fingerprint_ends import read_ends
 from equiport.port.fingerprint_keys import describe_keys
 from equiport.port.fingerprint_merge import (
@@ -26,13 +27,13 @@ from equiport.port.fingerprint_merge import (
     read_tables,
 )
 from equiport.port.fingerprint_mlp import read_mlp
-from equiport.port.fingerprint_probe import Probe, run_probe, same
+from equiport.port.fingerprint_probe import Probe, one_thread, run_probe, same
 from equiport.port.fingerprint_questions import questions_of
 from equiport.port.fingerprint_residual import Residual, read_residual
-from equiport.port.fingerprint_route import outside_parts, route_by_config, route_by_structure
+from equiport.port.fingerprint_route import outside_parts, recurrent_parts, route_by_config, route_by_structure
 from equiport.port.fingerprint_structure import Structure, find_structure
 from equiport.port.source_reading_facets import read_text
-from equiport.port.source_reading_keys import keys_read
+from equiport.port.source_reading_keys import keys_read, unread_keys
 from equiport.port.source_reading_model import (
     SourceModel,
     load_source,
@@ -52,9 +53,17 @@ def fingerprint(model_dir: str | Path, *, trust_remote_code: bool = False) -> Fi
         EquiportError: no folder, no or broken config.json, unknown model_type, remote code without the flag.
     """
     source = load_source(Path(model_dir), trust_remote_code=trust_remote_code)
+    with one_thread():
+        return _read(source)
+
+
+def _read(source: SourceModel) -> Fingerprint:
     base = _outline(source)
     if base.route in ("multimodal", "encoder_decoder"):
         return replace(base, unsupported=outside_parts(source, base.route))
+    if base.route in ("recurrent", "hybrid"):
+        # named, not translated: nothing of its mathematics is claimed
+        return replace(base, unsupported=(*base.unsupported, *recurrent_parts(base)))
     try:
         probe = run_probe(source)
     except EquiportError as error:
@@ -96,6 +105,7 @@ def _outline(source: SourceModel) -> Fingerprint:
         config_keys=describe_keys(source, read),
         blocks=source_blocks(source, structure),
         state_dict_keys=tuple(sorted({numbered(name) for name in source.skeleton.state_dict()})),
+        unread_keys=tuple(unread_keys(source, read)),
         unsupported=structure.outside if structure else (),
     )
 
@@ -116,10 +126,6 @@ def _outline_layers(structure: Structure | None) -> tuple[LayerFacets, ...]:
 
 def _unmeasured(source: SourceModel, base: Fingerprint, why: str) -> Fingerprint:
     """A model that no small copy could be run of: nothing of its mathematics is claimed."""
-    if base.route in ("recurrent", "hybrid"):
-        mixers = sorted({block.cls for block in base.blocks if block.role == "recurrent"})
-        parts = tuple(f"recurrent mixer {cls}" for cls in mixers) + (f"not measured: {why}",)
-        return replace(base, unsupported=(*base.unsupported, *parts))
     question = OpenQuestion(
         id="source.measure",
         question=f"No small copy of the model could be run ({why}). Is the port to be planned from its text by hand?",
@@ -138,11 +144,12 @@ class _Layers:
 
 
 def _measured(source: SourceModel, base: Fingerprint, probe: Probe, structure: Structure) -> Fingerprint:
-    route = base.route if base.route in ("recurrent", "hybrid") else _checked_route(probe, route_by_structure(structure))
+    route = _checked_route(probe, base.route)
     attention = merge_attention(source, probe, structure, read_tables(probe, structure))
     layers = _layers(probe, structure)
     norms, norm_problems = merge_norms(source, probe, structure)
     mlp, mlp_problems = _mlp(source, probe, structure)
+    blocks = source_blocks(source, structure)
     ends = read_ends(probe, structure.names, source.config, layers.residual.factor)
     found = replace(
         base,
@@ -162,8 +169,9 @@ def _measured(source: SourceModel, base: Fingerprint, probe: Probe, structure: S
         logits_softcap=ends.softcap,
         learned_positions=ends.learned_positions,
         position_offset=ends.position_offset,
-        blocks=source_blocks(source, structure),
-        unsupported=(*structure.outside, *_unsupported(source, structure, attention, route)),
+        blocks=blocks,
+        contracts=read_contracts(probe, blocks),
+        unsupported=(*structure.outside, *_unsupported(structure, attention, route)),
     )
     problems = [*attention.problems, *layers.problems, *norm_problems, *mlp_problems, *ends.problems]
     return replace(found, questions=questions_of(source, found, problems, stored_keys(source.folder)))
@@ -208,14 +216,8 @@ def _mlp(source: SourceModel, probe: Probe, structure: Structure) -> tuple[Any, 
     return full_mlp(source, parts_of[first], first), problems
 
 
-def _unsupported(
-    source: SourceModel, structure: Structure, attention: AttentionParts, route: Route
-) -> tuple[str, ...]:
+def _unsupported(structure: Structure, attention: AttentionParts, route: Route) -> tuple[str, ...]:
     parts = []
-    for name in sorted({parts.recurrent for parts in structure.layers if parts.recurrent}):
-        owner = next(parts for parts in structure.layers if parts.recurrent == name)
-        cls = type(source.skeleton.get_submodule(owner.at(name))).__name__
-        parts.append(f"recurrent mixer {name} ({cls})")
     for name in sorted({other for parts in structure.layers for other in parts.others}):
         parts.append(f"layer part {name}")
     if route == "encoder":

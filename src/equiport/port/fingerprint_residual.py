@@ -28,8 +28,14 @@ def read_residual(probe: Probe, parts: LayerParts) -> Residual:
     block = _feed_forward(probe, parts)
     if layer is None or mixer is None or block is None:
         return _unknown("attention or feed-forward block was not seen being called")
+    mixer, block = _shaped(mixer, layer.input), _shaped(block, layer.input)
     norms = [(name, call) for name in parts.norms for call in probe.calls.get(parts.at(name), ())]
     x, y = layer.input, layer.output
+    norms = [
+        (name, _shaped(call, x))
+        for name, call in norms
+        if call.input.numel() == call.output.numel() == x.numel()
+    ]
     attn_in = "" if same(mixer.input, x) else _name(norms, given=x, made=mixer.input)
     if attn_in is None:
         return _unknown("the attention's input is neither the layer's input nor a norm of it")
@@ -69,11 +75,14 @@ def _feed_forward(probe: Probe, parts: LayerParts) -> Call | None:
     calls = [probe.call(parts.at(name)) for name in parts.inline_mlp]
     if len(calls) != 2 or calls[0] is None or calls[1] is None:
         return None
-    first, last = calls
-    shape = probe.call(parts.path)
-    # some sources flatten the batch for the projections
-    like = shape.input.shape if shape else first.input.shape
-    return Call(first.input.reshape(like), last.output.reshape(like))
+    return Call(calls[0].input, calls[1].output)
+
+
+def _shaped(call: Call, like: Tensor) -> Call:
+    """Some sources flatten the batch inside a layer."""
+    if call.input.numel() != like.numel() or call.output.numel() != like.numel():
+        return call
+    return Call(call.input.reshape(like.shape), call.output.reshape(like.shape))
 
 
 def _name(norms: list[tuple[str, Call]], *, given: Tensor, made: Tensor) -> str | None:

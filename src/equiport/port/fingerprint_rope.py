@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -173,6 +174,9 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def has_alibi(module: nn.Module, config: Any) -> bool:
-    """Whether the config switches on linear biases."""
-    return bool(getattr(config, "alibi", False) or getattr(config, "use_alibi", False) or hasattr(module, "alibi"))
+def may_slope(module: nn.Module) -> bool:
+    """Whether the text of an attention class speaks of linear biases."""
+    try:
+        return "alibi" in inspect.getsource(type(module))
+    except (OSError, TypeError):
+        return False

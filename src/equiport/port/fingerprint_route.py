@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from equiport.port.fingerprint import Route
+from equiport.port.fingerprint import Fingerprint, Route
 from equiport.port.fingerprint_structure import Structure
 from equiport.port.source_reading_model import SourceModel
 
@@ -15,11 +15,19 @@ _SENSES = ("vision_config", "audio_config", "vision_tower", "speech_config", "vq
 def route_by_config(source: SourceModel) -> Route | None:
     """multimodal or encoder_decoder, from the config object; None for what has to be seen in the modules."""
     config = source.config
-    if any(_set(getattr(config, name, None)) for name in _SENSES):
+    if any(_set(getattr(config, name, None)) or _set(source.raw.get(name)) for name in _SENSES):
         return "multimodal"
-    if getattr(config, "is_encoder_decoder", False):
+    # a causal head of such a model takes the flag off its own copy of the config
+    if config.is_encoder_decoder or source.raw.get("is_encoder_decoder") or _made_for_both(type(config)):
         return "encoder_decoder"
     return None
+
+
+def _made_for_both(cls: type) -> bool:
+    try:
+        return bool(getattr(cls(), "is_encoder_decoder", False))
+    except Exception:  # noqa: BLE001 - a class that cannot be made empty says nothing
+        return False
 
 
 def route_by_structure(structure: Structure) -> Route:
@@ -48,6 +56,16 @@ def outside_parts(source: SourceModel, route: Route) -> tuple[str, ...]:
         if path.count(".") <= 1 and any(word in path for word in ("vision", "visual", "image", "audio", "projector"))
     ]
     return (f"image or audio inputs, joined by {vision_integration(source)}", *(inner or children))
+
+
+def recurrent_parts(found: Fingerprint) -> tuple[str, ...]:
+    """The mixers with a recurrent state, by path, class and number of layers."""
+    parts = []
+    for block in found.blocks:
+        if block.role == "recurrent":
+            parts.append(f"recurrent mixer {block.path} ({block.cls})")
+    counts = sum(1 for layer in found.layers if layer.mixer == "recurrent")
+    return (*parts, f"{counts} of {len(found.layers)} layers keep a recurrent state")
 
 
 def vision_integration(source: SourceModel) -> str:

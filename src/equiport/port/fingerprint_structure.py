@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from equiport.port.fingerprint import SourceNames
 from equiport.port.fingerprint_norms import is_norm
 
 _RECURRENT_PARAMETERS = {"A_log", "dt_bias", "time_decay", "time_first", "slope_rate", "recurrent_param", "time_faaaa"}
-_RECURRENT_CLASS = re.compile(r"mamba|recurrent|rwkv|deltanet|lightning|shortconv|ssm|lstm|kimidelta|linearattention")
+_RECURRENT_CLASS = re.compile(r"mamba|recurrent|rwkv|delta|lightning|shortconv|ssm|lstm|linearattention")
 _ATTENTION = re.compile(r"attn|attention")
 _EXPERTS = re.compile(r"experts?$|moe")
 
@@ -73,8 +74,14 @@ def find_structure(model: nn.Module, config: Any, hidden: int) -> Structure | No
     siblings = [(prefix + name, child) for name, child in root.named_children() if prefix + name != layers_path]
     norms = [path for path, child in siblings if _looks_norm(child, hidden)]
     rotary = [path for path, child in siblings if _has_frequencies(child)]
+    length = values_of(config).get("max_position_embeddings")
     positions = [
-        path for path, child in siblings if isinstance(child, nn.Embedding) and path != embedding and head != path
+        path
+        for path, child in siblings
+        if isinstance(child, nn.Embedding)
+        and path not in (embedding, head)
+        and isinstance(length, int)
+        and 0 <= child.num_embeddings - length <= 2
     ]
     names = SourceNames(
         backbone, layers_path, embedding, norms[-1] if norms else "", head, rotary[0] if rotary else "",
@@ -90,13 +97,25 @@ def find_structure(model: nn.Module, config: Any, hidden: int) -> Structure | No
     return Structure(names, parts, outside)
 
 
-def is_recurrent(module: nn.Module) -> bool:
-    """Whether a mixer keeps a recurrent or convolutional state: by its parameters, its convolutions, its class."""
+def values_of(config: Any) -> dict[str, Any]:
+    """A config object's values by stored and by standard name."""
+    values = dict(config.to_dict())
+    for standard, stored in (getattr(type(config), "attribute_map", None) or {}).items():
+        if stored in values:
+            values.setdefault(standard, values[stored])
+    return values
+
+
+def is_recurrent(module: nn.Module, family: str = "") -> bool:
+    """Whether a mixer keeps a recurrent or convolutional state: by its parameters, its convolutions, its class.
+
+    `family` is the part of the class name that all of the model's classes share: it says nothing of this one.
+    """
     own = {name.rpartition(".")[2] for name, _ in module.named_parameters()}
     own |= {name.rpartition(".")[2] for name, _ in module.named_buffers()}
     if own & _RECURRENT_PARAMETERS or any(isinstance(child, nn.Conv1d) for child in module.modules()):
         return True
-    return bool(_RECURRENT_CLASS.search(type(module).__name__.lower()))
+    return bool(_RECURRENT_CLASS.search(type(module).__name__.removeprefix(family).lower()))
 
 
 def has_experts(module: nn.Module) -> bool:
@@ -105,7 +124,7 @@ def has_experts(module: nn.Module) -> bool:
         name = path.rpartition(".")[2] or type(module).__name__
         if isinstance(child, nn.ModuleList) and len(child) > 1 and any(child[0].children()):
             return True
-        if any(parameter.dim() >= 3 for parameter in child.parameters(recurse=False)):
+        if any(one.dim() >= 3 and one.shape[0] > 1 for one in child.parameters(recurse=False)):
             return True
         if path and _EXPERTS.search(name.lower()) and any(True for _ in child.parameters()):
             return True
@@ -153,7 +172,7 @@ def _parts(path: str, layer: nn.Module, hidden: int) -> LayerParts:
             norms.append(name)
         elif not parameters and not _ATTENTION.search(word):
             continue
-        elif is_recurrent(child) and not has_experts(child) and not recurrent:
+        elif not recurrent and is_recurrent(child, _family(layer, child)):
             recurrent = name
         elif _ATTENTION.search(word) and any(child.children()) and not attention and "cross" not in word:
             attention = name
@@ -169,6 +188,10 @@ def _parts(path: str, layer: nn.Module, hidden: int) -> LayerParts:
             others.append(name)
     own = [name for name, _ in layer.named_parameters(recurse=False)]
     return LayerParts(path, attention, recurrent, mlp, moe, tuple(inline), tuple(norms), (*others, *own))
+
+
+def _family(layer: nn.Module, child: nn.Module) -> str:
+    return os.path.commonprefix([type(layer).__name__, type(child).__name__])
 
 
 def _looks_norm(module: nn.Module, hidden: int) -> bool:

@@ -68,7 +68,7 @@ def load_source(folder: Path, *, trust_remote_code: bool = False) -> SourceModel
     raw = read_config(folder)
     model_type = model_type_of(folder, raw)
     if model_type in causal_types():
-        model = skeleton(folder)
+        model = _known_skeleton(folder)
         return SourceModel(folder, raw, model.config, model, source_file(type(model)), remote=False)
     if model_type in known_types():
         model = _other_skeleton(folder, raw)
@@ -121,7 +121,7 @@ def build_model(source: SourceModel, config: Any, device: str = "cpu") -> nn.Mod
     with quiet_transformers(), torch.device(device):
         try:
             return source.cls._from_config(config, attn_implementation="eager").float().eval()  # type: ignore[attr-defined]
-        except _BUILD_ERRORS as error:
+        except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, there is no model
             raise EquiportError(
                 f"a small model of the same class cannot be built: {first_line(error)}",
                 where=source.folder / "config.json",
@@ -178,6 +178,19 @@ def first_line(error: BaseException) -> str:
     """The first line of an error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
+
+
+def _known_skeleton(folder: Path) -> nn.Module:
+    try:
+        return skeleton(folder)
+    except EquiportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - config classes check their values with errors of many kinds
+        raise EquiportError(
+            f"transformers refuses it: {' '.join(str(error).split())[:300]}",
+            where=folder / "config.json",
+            remedy="Check the config.",
+        ) from error
 
 
 def _remote_skeleton(folder: Path) -> nn.Module:
