@@ -54,7 +54,7 @@ def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
     tensor_headers(folder)
     with quiet_transformers():
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=dtype, attn_implementation="eager", output_loading_info=True
             )
         except (ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError) as error:
@@ -63,6 +63,7 @@ def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
                 where=folder,
                 remedy="Check config.json and weights.",
             ) from error
+    model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise EquiportError(
