@@ -177,7 +177,8 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     command += ["--debug"] if debug else []
     sys.stdout.flush()
     # passive waiting: spinning threads are ruinous where cores are shared
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONUNBUFFERED": "1"}
+    quiet_warnings = {} if debug else {"PYTHONWARNINGS": "ignore"}
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **quiet_warnings, **os.environ, "PYTHONUNBUFFERED": "1"}
     return subprocess.run(command, env=environment, check=False).returncode
 
 
