@@ -131,7 +131,7 @@ def _fixtures(
         return [
             (real_fixture(weights), {seed: draw_batch(vocabulary, _PROMPTS, _DECODE_STEPS, seed) for seed in seeds})
         ]
-    pairs = []
+    pairs: list[tuple[Fixture, Mapping[int, TokenBatch]]] = []
     for seed in seeds:
         target = experiment.root / "fixtures" / f"{kind.value}-{seed}"
         fixture = materialize(weights, target, kind, seed, tiny=True)

@@ -192,4 +192,4 @@ def _decoder(context: StageContext) -> Callable[[Sequence[int]], str]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
-    return lambda ids: tokenizer.decode(list(ids))
+    return lambda ids: str(tokenizer.decode(list(ids)))

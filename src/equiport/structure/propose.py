@@ -97,7 +97,7 @@ def _by_majority(trees: _Trees, found: dict[str, tuple[str, ...]]) -> dict[str, 
         (pattern, index), first = with_index(path), with_index(sources[0])
         if index and index == first[1] and len(sources) == 1:
             votes[pattern][first[0]] += 1
-    chosen = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     for path in _candidates(trees.target):
         pattern, index = with_index(path)
         if path in found or pattern not in votes or owns_parameters(trees.target.get_submodule(path)):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -124,6 +125,6 @@ def load_samples(folder: Path, component: str) -> list[ComponentSample]:
             facts = json.loads(handle.metadata()["samples"])
         tensors = load_file(str(file))
         for number, fact in enumerate(facts):
-            values = {name: tensors.get(f"{number}.{name}") for name in _TENSORS}
-            samples.append(ComponentSample(**{**fact, "index": tuple(fact["index"])}, **values))
+            values: dict[str, Any] = {name: tensors.get(f"{number}.{name}") for name in _TENSORS}
+            samples.append(ComponentSample(**{**fact, "index": tuple(fact["index"]), **values}))
     return samples
