@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import doctor, report, validate
+from equiport.cli import doctor, plan, report, validate
 
 app = typer.Typer(
     name="equiport",
@@ -15,6 +15,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command("plan", help=plan.HELP)(plan.plan)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)

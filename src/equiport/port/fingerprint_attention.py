@@ -70,7 +70,9 @@ def read_attention(
     fused = probe.call(f"{path}.{found.query}")
     assert fused is not None
     made = {name: _rows(probe, f"{path}.{name}") for name in (found.query, found.key, found.value)}
-    heads = head_counts(query_heads, found, {name: value.shape[-1] for name, value in made.items()}, _width(probe, path, found))
+    heads = head_counts(
+        query_heads, found, {name: value.shape[-1] for name, value in made.items()}, _width(probe, path, found)
+    )
     own = {name: value for name, value in module.named_parameters(recurse=False)}
     sinks = next((name for name, value in own.items() if value.numel() == heads.query), "")
     norms = _inner_norms(probe, path, heads)
@@ -200,14 +202,10 @@ def _with_norms(
         full = call.input.shape[-1] == count * operands.heads.width and count > 1
         heads_first = call.input.dim() == 4 and call.input.shape[1] == count and not full
         applied[side] = _arranged(module, full=full, heads_first=heads_first)
-        widths.add(
-            "full" if full else "per_head_weights" if any(module.children()) or _stacked(module) else "head"
-        )
+        widths.add("full" if full else "per_head_weights" if any(module.children()) or _stacked(module) else "head")
     name, module = sides["q"]
     leaf = next(one for one in module.modules() if not any(one.children()))
-    call = probe.call(f"{path}.{name}")
-    assert call is not None
-    width = _norm_width(leaf) or int(call.input.shape[-1])
+    width = _norm_width(leaf) or int(probe.calls[f"{path}.{name}"][0].input.shape[-1])
     facets = QkNormFacets(
         name, sides["k"][0], "unknown", sorted(widths)[0], describe_norm(numbered(f"{path}.{name}"), leaf, width)
     )
@@ -290,5 +288,3 @@ def _numbers(config: Any) -> Iterator[tuple[str, float]]:
     for key, value in config.to_dict().items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             yield key, float(value)
-
-

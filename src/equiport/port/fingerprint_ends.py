@@ -89,11 +89,9 @@ def _embedding(probe: Probe, names: SourceNames) -> tuple[float, int, bool, str]
     first = probe.call(f"{names.layers}.0")
     if first is None or not names.embedding:
         return 1.0, 0, False, "the first layer or the embedding was not seen being called"
-    table = probe.at(names.embedding)
-    weight = getattr(table, "weight", None)
-    if not isinstance(weight, Tensor):
+    rows = _rows(probe.at(names.embedding), probe.tokens)
+    if rows is None:
         return 1.0, 0, False, "the embedding keeps no table"
-    rows = weight.detach()[probe.tokens]
     x = first.input
     if names.embedding_norm:
         called = probe.call(names.embedding_norm)
@@ -105,8 +103,8 @@ def _embedding(probe: Probe, names: SourceNames) -> tuple[float, int, bool, str]
         positions = probe.at(names.positions)
         length = probe.tokens.shape[-1]
         for offset in range(3):
-            learned = positions.weight.detach()[offset : offset + length][None]  # type: ignore[union-attr, index]
-            factor = factor_between(x - learned, rows) if learned.shape == x.shape else None
+            learned = _rows(positions, torch.arange(offset, offset + length)[None])
+            factor = factor_between(x - learned, rows) if learned is not None and learned.shape == x.shape else None
             if factor is not None:
                 return factor, offset, True, ""
         return 1.0, 0, True, "embeddings plus learned positions do not give the first layer's input"
@@ -114,6 +112,11 @@ def _embedding(probe: Probe, names: SourceNames) -> tuple[float, int, bool, str]
     if factor is None:
         return 1.0, 0, False, "the first layer's input is no multiple of the embeddings"
     return factor, offset, False, ""
+
+
+def _rows(table: nn.Module, tokens: Tensor) -> Tensor | None:
+    weight = getattr(table, "weight", None)
+    return weight.detach()[tokens] if isinstance(weight, Tensor) else None
 
 
 def _logits(probe: Probe, names: SourceNames, full: Any) -> tuple[float, float | None, str]:
@@ -159,13 +162,15 @@ def _rounded(probe: Probe, names: SourceNames, factor: float) -> bool:
             half(input_ids=probe.tokens, use_cache=False)
     except _Seen:
         pass
-    except Exception:  # noqa: BLE001 - foreign code in bf16: then nothing is known of its rounding
+    except Exception:
         return False
     finally:
         handle.remove()
     if not seen:
         return False
-    rows = half.get_submodule(names.embedding).weight.detach()[probe.tokens]  # type: ignore[union-attr, index]
+    rows = _rows(half.get_submodule(names.embedding), probe.tokens)
+    if rows is None:
+        return False
     rounded = rows * torch.tensor(factor, dtype=torch.bfloat16)
     exact = (rows.float() * factor).to(torch.bfloat16)
     return int((rounded != seen[0]).sum()) < int((exact != seen[0]).sum())

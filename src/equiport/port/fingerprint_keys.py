@@ -18,12 +18,14 @@ NO_EFFECT = "none: no effect on inference"
 # pattern of the whole key -> facet
 _FACETS: tuple[tuple[str, str], ...] = (
     (r"vocab_size|max_position_embeddings|n_positions|n_ctx|max_seq_len", "vocab_size, max_positions"),
-    (r"hidden_size|intermediate_size_mlp|n_embd|d_model|word_embed_proj_dim|num_hidden_layers|n_layers?|num_layers", "hidden_size, num_layers"),
-    (r"num_attention_heads|num_heads|n_heads?|num_key_value_heads|num_kv_heads|multi_query|head_dim|attn_config"
+    (r"hidden_size|intermediate_size_mlp|n_embd|d_model|word_embed_proj_dim|num_hidden_layers|n_layers?"
+     r"|num_layers", "hidden_size, num_layers"),
+    (r"num_attention_heads|num_heads|attention_heads|n_heads?|num_key_value_heads|num_kv_heads|multi_query|head_dim|attn_config"
      r"|num_key_value_groups|new_decoder_architecture|n_head_kv", "attention heads and qkv layout"),
     (r"intermediate_size|ffn_dim|n_inner|ffn_hidden_size|expansion_ratio|ffn_config", "mlp.intermediate_size"),
     (r"hidden_act|hidden_activation|activation_function|mlp_hidden_act|activation", "mlp.activation"),
-    (r"rms_norm_eps|layer_norm_eps(ilon)?|norm_eps(ilon)?|layernorm_epsilon|norm_epsilon|layer_norm_elementwise_affine", "norms.eps"),
+    (r"rms_norm_eps|layer_norm_eps(ilon)?|norm_eps(ilon)?|layernorm_epsilon|norm_epsilon"
+     r"|layer_norm_elementwise_affine", "norms.eps"),
     (r"attention_bias|attention_out_bias|qkv_bias|use_qkv_bias|use_bias|bias|enable_bias|mlp_bias|use_mlp_bias"
      r"|no_bias|add_qkv_bias|attention_o_bias", "biases"),
     (r"lm_head_bias|tie_word_embeddings|tie_lm_head_bias", "lm_head_bias, tied_embeddings"),
@@ -33,7 +35,8 @@ _FACETS: tuple[tuple[str, str], ...] = (
     (r"sliding_window|use_sliding_window|max_window_layers|layer_types|sliding_window_pattern|_sliding_window_pattern"
      r"|attention_types|attention_layers|window_size", "layers.window"),
     (r"attn_logit_softcapping|query_pre_attn_scalar|attention_multiplier|scale_attn_weights|scale_attention"
-     r"|clip_qkv|scale_attn_by_inverse_layer_idx|reorder_and_upcast_attn", "attention.scale, softcap, clip"),
+     r"|clip_qkv|scale_attn_by_inverse_layer_idx|reorder_and_upcast_attn"
+     r"|.*softmax_in_fp32", "attention.scale, softcap, clip"),
     (r"final_logit_softcapping|logit_scale|logits_scaling|dim_model_base", "multipliers.logits, logits_softcap"),
     (r"embedding_multiplier|scale_emb|scale_embedding|residual_multiplier|scale_depth|mup_enabled", "multipliers"),
     (r"use_qk_norm|qk_norm|qk_layernorm|use_qk_layernorm", "attention.qk_norm"),
@@ -83,7 +86,7 @@ def describe_keys(source: SourceModel, read: list[KeyRead]) -> tuple[ConfigKey, 
 def _value(source: SourceModel, name: str) -> Any:
     try:
         return getattr(source.config, name, source.raw.get(name))
-    except Exception:  # noqa: BLE001 - a config class may refuse what differs by layer
+    except Exception:
         return source.config.to_dict().get(name)
 
 
@@ -91,7 +94,7 @@ def _derived(source: SourceModel, name: str) -> bool:
     """Whether the config class makes the value from other keys: it differs from an empty config's."""
     try:
         empty = type(source.config)()
-    except Exception:  # noqa: BLE001 - a class that cannot be made empty: say nothing
+    except Exception:
         return False
     return plain(empty.to_dict().get(name)) != plain(source.config.to_dict().get(name))
 
@@ -107,9 +110,7 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def contradictions(
-    fingerprint: Fingerprint, raw: dict[str, Any], unsettled: set[str]
-) -> list[tuple[str, str, str]]:
+def contradictions(fingerprint: Fingerprint, raw: dict[str, Any], unsettled: set[str]) -> list[tuple[str, str, str]]:
     """Keys of config.json whose value says something else than what was measured: (key, it says, measured).
 
     Keys of a facet that is `unsettled` anyway are left out.

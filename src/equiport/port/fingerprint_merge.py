@@ -52,7 +52,9 @@ def merge_attention(source: SourceModel, probe: Probe, structure: Structure, tab
         readings[index] = reading
         if reading.setting is not None and all(reading.setting != setting for setting, _ in known):
             known.append((reading.setting, reading.scale_source))
-    layers = tuple(_layer(index, parts, readings.get(index), probe, source) for index, parts in enumerate(structure.layers))
+    layers = tuple(
+        _layer(index, parts, readings.get(index), probe, source) for index, parts in enumerate(structure.layers)
+    )
     if not readings:
         return AttentionParts(None, layers, (), ())
     for why in sorted({reading.problem for reading in readings.values() if reading.problem}):
@@ -63,8 +65,8 @@ def merge_attention(source: SourceModel, probe: Probe, structure: Structure, tab
     if len({_core(reading) for reading in readings.values() if reading.setting}) > 1:
         problems.append(("attention", "layers differ in more than window and rotation"))
     if facets and facets.qk_norm:
-        places = tuple(index for index, reading in readings.items() if reading.qk_norm)
-        facets = replace(facets, qk_norm=replace(facets.qk_norm, layers=places))
+        normed = tuple(index for index, reading in readings.items() if reading.qk_norm)
+        facets = replace(facets, qk_norm=replace(facets.qk_norm, layers=normed))
     ropes, why_not = _ropes(source, probe, readings, tables, facets)
     return AttentionParts(facets, layers, ropes, (*problems, *why_not))
 
@@ -215,7 +217,9 @@ def read_tables(probe: Probe, structure: Structure) -> list[RopeTable]:
     return find_tables(probe, int(head_dim or probe.config.hidden_size // probe.config.num_attention_heads))
 
 
-def merge_norms(source: SourceModel, probe: Probe, structure: Structure) -> tuple[tuple[NormFacets, ...], list[Problem]]:
+def merge_norms(
+    source: SourceModel, probe: Probe, structure: Structure
+) -> tuple[tuple[NormFacets, ...], list[Problem]]:
     """The norms of the layers (each place once), the final one and one on the embeddings."""
     places: dict[str, str] = {}
     for parts in structure.layers:

@@ -76,9 +76,7 @@ def _kind(
     kinds: tuple[NormKind, ...] = ("rmsnorm", "layernorm")
     for kind, offset in itertools.product(kinds, (0.0, 1.0) if weight is not None else (0.0,)):
         wanted = [_affine(_normalised(kind, value, eps or 0.0), weight, bias, offset) for value in (x, small)]
-        if all(
-            output is not None and same(output, value, 1e-4) for output, value in zip(outputs, wanted, strict=True)
-        ):
+        if all(output is not None and same(output, value, 1e-4) for output, value in zip(outputs, wanted, strict=True)):
             return kind, offset
     return "unknown", 0.0
 
@@ -138,6 +136,6 @@ def _call(module: nn.Module, x: Tensor) -> Tensor | None:
     try:
         with torch.no_grad():
             output = module(x)
-    except Exception:  # noqa: BLE001 - a foreign module that takes other arguments is no norm
+    except Exception:
         return None
     return output if isinstance(output, Tensor) else None

@@ -32,7 +32,8 @@ _WIDTHS = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nop
            "moe_intermediate_size": 48, "expert_ffn_hidden_size": 48, "shared_expert_intermediate_size": 56,
            "moe_shared_expert_intermediate_size": 56, "ffn_hidden_size": 160, "n_inner": 160, "num_experts_per_tok": 2,
            "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "topk_group": 1, "n_group": 1,
-           "intermediate_size_mlp": 144, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 503}  # fmt: skip
+           "intermediate_size_mlp": 144, "hidden_size_per_layer_input": 16,
+           "vocab_size_per_layer_input": 503}  # fmt: skip
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
@@ -112,9 +113,33 @@ def small_values(source: SourceModel) -> dict[str, Any]:
         tiny["word_embed_proj_dim"] = tiny["hidden_size"]
     if isinstance(tiny.get("vocab_size"), int) and isinstance(tiny.get("pad_token_id"), int):
         tiny["pad_token_id"] = min(tiny["pad_token_id"], tiny["vocab_size"] - 1)
+    _shrink_nested(tiny)
     back = source.renamed
     result = {back.get(key, key): value for key, value in tiny.items()}
     return {key: value for key, value in result.items() if key in full or key in source.raw}
+
+
+def _shrink_nested(tiny: dict[str, Any]) -> None:
+    """Widths inside nested settings: frequency factors, one a turning pair; sub-configs of attention and experts."""
+    head_dim = tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]
+    for name, nested in list(tiny.items()):
+        if not isinstance(nested, dict):
+            continue
+        share = nested.get("partial_rotary_factor") or tiny.get("partial_rotary_factor") or 1.0
+        pairs = int(head_dim * share) // 2
+        changed = dict(nested)
+        for key, value in nested.items():
+            if key in ("short_factor", "long_factor") and isinstance(value, list) and value:
+                changed[key] = [value[index % len(value)] for index in range(pairs)]
+            elif key == "kv_n_heads":
+                changed[key] = tiny.get("num_key_value_heads") or 2
+            elif key in _WIDTHS and isinstance(value, int):
+                changed[key] = min(value, _WIDTHS[key])
+            elif key in _EXPERT_COUNTS and isinstance(value, int):
+                changed[key] = min(value, _EXPERTS)
+            elif "clip" in key and isinstance(value, (int, float)):
+                changed[key] = _CLIP
+        tiny[name] = changed
 
 
 def _filled(source: SourceModel) -> dict[str, Any]:
@@ -146,7 +171,7 @@ def run_probe(source: SourceModel) -> Probe:
     values = small_values(source)
     try:
         config = build_config(source, values)
-    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, there is no small config
+    except Exception as error:
         raise EquiportError(f"a small config of the same class is refused: {first_line(error)}") from error
     size = sum(parameter.numel() for parameter in build_model(source, config, "meta").parameters())
     if size > _LIMIT:
@@ -158,7 +183,7 @@ def run_probe(source: SourceModel) -> Probe:
     try:
         model.load_state_dict(draw_weights(model.state_dict(), WeightKind.PERTURBED, _SEED, tied=tied))
         calls, borders, logits = _recorded(model, tokens)
-    except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, the probe has failed
+    except Exception as error:
         raise EquiportError(f"the small model does not run: {type(error).__name__}: {first_line(error)}") from error
     return Probe(model, config, values, tokens, calls, borders, logits)
 

@@ -20,9 +20,12 @@ def questions_of(
     if found.route == "encoder":
         return ()  # named as a whole, nothing of it is translated
     questions = [
-        *_unread(found), *_from_problems(found, problems), *_from_claims(source, found, problems), *_from_text(source, found),
+        *_unread(found),
+        *_from_problems(found, problems),
+        *_from_claims(source, found, problems),
+        *_from_text(source, found),
         *_from_weights(found, stored),
-    ]  # fmt: skip
+    ]
     return tuple({question.id: question for question in questions}.values())
 
 
@@ -89,7 +92,9 @@ def _from_text(source: SourceModel, found: Fingerprint) -> list[OpenQuestion]:
     styles = {rope.interleaved for rope in found.ropes}
     if text.interleaved is not None and styles and styles != {text.interleaved}:
         questions.append(
-            _disagreement("rope.interleaved", f"interleaved {text.interleaved}", f"interleaved {sorted(map(str, styles))}")
+            _disagreement(
+                "rope.interleaved", f"interleaved {text.interleaved}", f"interleaved {sorted(map(str, styles))}"
+            )
         )
     inner = [found.attention.qk_norm.norm] if found.attention and found.attention.qk_norm else []
     for norm in (*found.norms, *inner):
@@ -124,8 +129,10 @@ def _from_weights(found: Fingerprint, stored: tuple[str, ...]) -> list[OpenQuest
         return re.sub(r"^(\w+)\.\d+\.", r"\1.{i}.", name)
 
     def kept(name: str) -> bool:
-        return not _BUFFERS.search(name) and "expert" not in name and not (
-            found.moe is not None and f".{found.moe.name}." in name
+        return (
+            not _BUFFERS.search(name)
+            and "expert" not in name
+            and not (found.moe is not None and f".{found.moe.name}." in name)
         )
 
     ours = {bare(name) for name in found.state_dict_keys if kept(name)}

@@ -31,11 +31,7 @@ def read_residual(probe: Probe, parts: LayerParts) -> Residual:
     mixer, block = _shaped(mixer, layer.input), _shaped(block, layer.input)
     norms = [(name, call) for name in parts.norms for call in probe.calls.get(parts.at(name), ())]
     x, y = layer.input, layer.output
-    norms = [
-        (name, _shaped(call, x))
-        for name, call in norms
-        if call.input.numel() == call.output.numel() == x.numel()
-    ]
+    norms = [(name, _shaped(call, x)) for name, call in norms if call.input.numel() == call.output.numel() == x.numel()]
     attn_in = "" if same(mixer.input, x) else _name(norms, given=x, made=mixer.input)
     if attn_in is None:
         return _unknown("the attention's input is neither the layer's input nor a norm of it")

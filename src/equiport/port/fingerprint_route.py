@@ -26,7 +26,7 @@ def route_by_config(source: SourceModel) -> Route | None:
 def _made_for_both(cls: type) -> bool:
     try:
         return bool(getattr(cls(), "is_encoder_decoder", False))
-    except Exception:  # noqa: BLE001 - a class that cannot be made empty says nothing
+    except Exception:
         return False
 
 

@@ -150,7 +150,8 @@ def in_features(module: nn.Module) -> int:
     """Input width of a projection, also of the transposed kind (weight [in, out])."""
     size = getattr(module, "in_features", None)
     if size is None:
-        size = module.weight.shape[0] if hasattr(module, "nf") else module.weight.shape[1]  # type: ignore[index, union-attr]
+        weight = module.get_parameter("weight")
+        size = weight.shape[0] if hasattr(module, "nf") else weight.shape[1]
     return int(size)
 
 

@@ -31,9 +31,7 @@ def read_text(source: SourceModel) -> TextFacets:
     tree = parse(source.file)
     reached = reachable(tree, source.cls.__name__)
     nodes = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in reached
+        node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in reached
     ]
     return TextFacets(
         _interleaved([node for node in nodes if isinstance(node, ast.FunctionDef)]),

@@ -104,9 +104,15 @@ def _reads(node: ast.AST) -> Iterator[str]:
         if isinstance(inner, ast.Attribute) and isinstance(inner.ctx, ast.Load) and _is_config(inner.value):
             if inner.attr not in _METHODS and not inner.attr.startswith("__"):
                 yield inner.attr
-        elif isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in ("getattr", "hasattr"):
-            if len(inner.args) > 1 and _is_config(inner.args[0]) and isinstance(inner.args[1], ast.Constant):
-                yield str(inner.args[1].value)
+        elif (
+            isinstance(inner, ast.Call) and isinstance(inner.func, ast.Name) and inner.func.id in ("getattr", "hasattr")
+        ):
+            yield from _asked(inner)
+
+
+def _asked(call: ast.Call) -> Iterator[str]:
+    if len(call.args) > 1 and _is_config(call.args[0]) and isinstance(call.args[1], ast.Constant):
+        yield str(call.args[1].value)
 
 
 def _library_reads(node: ast.AST) -> Iterator[str]:

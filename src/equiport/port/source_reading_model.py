@@ -121,7 +121,7 @@ def build_model(source: SourceModel, config: Any, device: str = "cpu") -> nn.Mod
     with quiet_transformers(), torch.device(device):
         try:
             return source.cls._from_config(config, attn_implementation="eager").float().eval()  # type: ignore[attr-defined]
-        except Exception as error:  # noqa: BLE001 - foreign code: whatever it raises, there is no model
+        except Exception as error:
             raise EquiportError(
                 f"a small model of the same class cannot be built: {first_line(error)}",
                 where=source.folder / "config.json",
@@ -185,7 +185,7 @@ def _known_skeleton(folder: Path) -> nn.Module:
         return skeleton(folder)
     except EquiportError:
         raise
-    except Exception as error:  # noqa: BLE001 - config classes check their values with errors of many kinds
+    except Exception as error:
         raise EquiportError(
             f"transformers refuses it: {' '.join(str(error).split())[:300]}",
             where=folder / "config.json",
