@@ -19,7 +19,7 @@ from equiport.port.fingerprint import (
 from equiport.port.fingerprint_attention import AttentionReading, head_counts, read_attention
 from equiport.port.fingerprint_norms import describe_norm
 from equiport.port.fingerprint_probe import Probe
-from equiport.port.fingerprint_rope import RopeTable, describe_table, find_tables
+from equiport.port.fingerprint_rope import RopeTable, describe_table, factor_of, find_tables
 from equiport.port.fingerprint_structure import LayerParts, Structure, in_features, out_features, projections, values_of
 from equiport.port.source_reading_facets import TextFacets
 from equiport.port.source_reading_model import SourceModel, numbered
@@ -205,10 +205,19 @@ def _ropes(
         rope, why = describe_table(
             table, probe.config, source.config, interleaved=styles.pop() if len(styles) == 1 else None,
             head_dims=(users[0].heads.width, facets.head_dim if facets else 0),
+            attention_factor=_full_factor(source, table),
         )  # fmt: skip
         ropes.append(rope)
         problems += [(f"rope.{table.name}", text) for text in why]
     return tuple(ropes), problems
+
+
+def _full_factor(source: SourceModel, table: RopeTable) -> float:
+    if not table.path:
+        return 1.0
+    module = source.skeleton.get_submodule(table.path)
+    kind = table.name if hasattr(module, f"{table.name}_attention_scaling") else ""
+    return factor_of(module, kind)
 
 
 def read_tables(probe: Probe, structure: Structure) -> list[RopeTable]:

@@ -94,6 +94,8 @@ def small_values(source: SourceModel) -> dict[str, Any]:
             tiny[name] = min(values[name], width)
     if "qk_rope_head_dim" in tiny and values.get("head_dim") == values["qk_rope_head_dim"]:
         tiny["head_dim"] = tiny["qk_rope_head_dim"]
+    if "qk_head_dim" in tiny:
+        tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
     for name in _EXPERT_COUNTS:
         if isinstance(values.get(name), int) and values[name] > 1:
             tiny[name] = min(values[name], _EXPERTS)

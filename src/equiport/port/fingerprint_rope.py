@@ -39,14 +39,18 @@ def find_tables(probe: Probe, head_dim: int) -> list[RopeTable]:
             if name.endswith("inv_freq") and "original" not in name and buffer.dim() == 1:
                 kind = name.removesuffix("inv_freq").rstrip("_")
                 label = kind or ("default" if not tables else path.rpartition(".")[2])
-                prefix = f"{kind}_" if kind else ""
-                factor = getattr(module, f"{prefix}attention_scaling", 1.0)
-                factor = float(factor) if isinstance(factor, (int, float)) else 1.0
+                factor = factor_of(module, kind)
                 tables.append(RopeTable(label, path, type(module).__name__, buffer.detach().float(), factor))
     if not tables and "rotary_dim" in probe.config.to_dict():
         dim = probe.config.rotary_dim or head_dim
         tables.append(RopeTable("default", "", "", classic(10000.0, dim), 1.0))
     return tables
+
+
+def factor_of(module: nn.Module, kind: str) -> float:
+    """The factor on cos and sin that a rotary module keeps; `kind` is the layer type its name begins with, or ""."""
+    value = getattr(module, f"{kind}_attention_scaling" if kind else "attention_scaling", 1.0)
+    return float(value) if isinstance(value, (int, float)) else 1.0
 
 
 def classic(theta: float, dim: int) -> Tensor:
@@ -72,11 +76,18 @@ def rotate(x: Tensor, table: RopeTable, *, interleaved: bool) -> Tensor:
 
 
 def describe_table(
-    table: RopeTable, tiny: Any, full: Any, *, interleaved: bool | None, head_dims: tuple[int, int]
+    table: RopeTable,
+    tiny: Any,
+    full: Any,
+    *,
+    interleaved: bool | None,
+    head_dims: tuple[int, int],
+    attention_factor: float,
 ) -> tuple[RopeFacets, list[str]]:
     """Facets of a table at the model's own width, and what does not fit.
 
-    `tiny` and `full` are the config objects; `head_dims` the small and the full head_dim. The kind is what the config
+    `tiny` and `full` are the config objects, `head_dims` the small and the full head_dim, `attention_factor` that of
+    the model itself: the small one's follows from its shortened positions. The kind is what the config
     says, if the frequencies bear it out.
     """
     problems: list[str] = []
@@ -116,7 +127,7 @@ def describe_table(
         theta=theta,
         rotary_dim=full_rotary_dim(full, share, head_dims[1]),
         interleaved=interleaved,
-        attention_factor=table.factor,
+        attention_factor=attention_factor,
         parameters=tuple(sorted((key, _frozen(value)) for key, value in parameters.items()))
         if kind != "default"
         else (),

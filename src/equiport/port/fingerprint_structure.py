@@ -143,15 +143,15 @@ def projections(module: nn.Module) -> dict[str, nn.Module]:
 def out_features(module: nn.Module) -> int:
     """Output width of a projection, also of the transposed kind (weight [in, out])."""
     size = getattr(module, "out_features", None) or getattr(module, "nf", None)
-    return int(size if size is not None else module.weight.shape[0])
+    return int(size if size is not None else module.get_parameter("weight").shape[0])
 
 
 def in_features(module: nn.Module) -> int:
     """Input width of a projection, also of the transposed kind (weight [in, out])."""
     size = getattr(module, "in_features", None)
     if size is None:
-        weight = module.get_parameter("weight")
-        size = weight.shape[0] if hasattr(module, "nf") else weight.shape[1]
+        rows, columns = module.get_parameter("weight").shape
+        size = rows if hasattr(module, "nf") else columns
     return int(size)
 
 

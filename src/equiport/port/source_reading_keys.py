@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equiport.errors import EquiportError
-from equiport.port.source_reading_model import SourceModel
+from equiport.port.source_reading_model import SourceModel, source_file
 
 # a config travels under these names in modeling files
 _CARRIERS = ("config", "text_config", "cfg", "encoder_config", "decoder_config")
@@ -41,11 +41,13 @@ def keys_read(source: SourceModel) -> list[KeyRead]:
 
     Only what the causal-LM class reaches counts: another head's keys in the same file do not.
     """
-    tree = parse(source.file)
-    reached = reachable(tree, source.cls.__name__)
     readers: dict[str, list[str]] = {}
-    for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in reached:
+    for file, classes in _origins(source).items():
+        tree = parse(file)
+        reached = reachable(tree, *classes)
+        for node in tree.body:
+            if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or node.name not in reached:
+                continue
             for name in (*_reads(node), *_library_reads(node)):
                 readers.setdefault(name, [])
                 if node.name not in readers[name]:
@@ -74,8 +76,8 @@ def parse(file: Path) -> ast.Module:
         raise EquiportError(f"is no Python source: {error}", where=file, remedy="Restore the file.") from error
 
 
-def reachable(tree: ast.Module, start: str) -> set[str]:
-    """Classes and functions of a file that `start` uses, directly or through others."""
+def reachable(tree: ast.Module, *start: str) -> set[str]:
+    """Classes and functions of a file that those of `start` use, directly or through others."""
     bodies: dict[str, ast.AST] = {
         node.name: node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))
     }
@@ -84,7 +86,7 @@ def reachable(tree: ast.Module, start: str) -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             bodies[node.targets[0].id] = node
     seen: set[str] = set()
-    pending = [start]
+    pending = list(start)
     while pending:
         name = pending.pop()
         if name in seen or name not in bodies:
@@ -92,6 +94,27 @@ def reachable(tree: ast.Module, start: str) -> set[str]:
         seen.add(name)
         pending += [node.id for node in ast.walk(bodies[name]) if isinstance(node, ast.Name)]
     return seen
+
+
+def _origins(source: SourceModel) -> dict[Path, list[str]]:
+    """Model files and the classes of them that the model is made of, bases included: a subclass reads what they read.
+
+    The library's own machinery (torch, base classes of transformers) is no model file.
+    """
+    types = {cls for module in source.skeleton.modules() for cls in type(module).__mro__}
+    found: dict[Path, list[str]] = {source.file: [source.cls.__name__]}
+    for cls in sorted(types, key=lambda one: (one.__module__, one.__name__)):
+        module = cls.__module__
+        if module.startswith("torch") or (
+            module.startswith("transformers.") and not module.startswith("transformers.models.")
+        ):
+            continue
+        if cls is not object:
+            try:
+                found.setdefault(source_file(cls), []).append(cls.__name__)
+            except EquiportError:
+                continue
+    return found
 
 
 def class_node(tree: ast.Module, name: str) -> ast.ClassDef | None:
