@@ -6,6 +6,7 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -246,6 +247,11 @@ class NxdiAdapter(StackAdapter):
     def limits(self, model: nn.Module) -> ModelLimits:
         """Batch size and seq_len of the model's NeuronConfig."""
         return ModelLimits(batch_size=_settings(model).batch_size, seq_len=_settings(model).seq_len)
+
+    def import_port(self, modeling_file: str | Path) -> ModuleType:
+        """The port's module; the stack is put on the import path first."""
+        self.init_distributed()
+        return import_port(modeling_file)
 
     def source_roots(self) -> tuple[Path, ...]:
         """The folders on the import path that hold `neuronx_distributed*` in this tier."""

@@ -15,14 +15,15 @@ from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import EquivConfig, Experiment
 from equiport.experiment.config import CONFIG_NAME
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
-from equiport.report import loosened, write_report
+from equiport.report import loosened, patches_in_force, write_report
 from equiport.stacks.detection import detect_stack
 from equiport.stacks.loading import load_adapter
+from equiport.stacks.patches import patch_files
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
 
-BUILT = (0, 1, 2, 3, 5, 6)
+BUILT = (0, 1, 2, 3, 4, 5, 6)
 
 
 @dataclass(frozen=True)
@@ -122,32 +123,41 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
     config = experiment.config
     backend = stamp(load_adapter(config.target_stack).check_environment())
     for stage in [number for number in BUILT if number <= config.through]:
-        if stage == 3 and _passed(experiment, 2):
-            experiment.result_path(3).unlink(missing_ok=True)
+        skip = _not_needed(experiment, stage)
+        if skip is not None:
+            if skip:
+                print(skip)
+            experiment.result_path(stage).unlink(missing_ok=True)
             continue
         if stage < first and _done(experiment, stage, backend):
             result = experiment.result(stage)
             if not quiet and result is not None:
                 print(f"Stage {stage} is up to date: {result.verdict.value}")
-            continue
-        if stage in (5, 6) and not _passed(experiment, 2):
-            print(f"Stage {stage} needs stage 2 PASS: not run")
-            experiment.result_path(stage).unlink(missing_ok=True)
-            continue
-        if stage == 6 and not _done(experiment, 5, backend):
-            continue
-        code = _run_script(experiment, stage, quiet=quiet, debug=debug)
-        if code < 0:
-            raise EquiportError(
-                f"stage {stage} was killed by signal {-code}",
-                where=experiment.root,
-                remedy="Often the memory did not suffice. The same command goes on from this stage.",
-            )
-        if code not in (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE):
-            return ExitCode.PREREQUISITE if code == ExitCode.PREREQUISITE else ExitCode.BAD_INPUT
+        else:
+            code = _run_script(experiment, stage, quiet=quiet, debug=debug)
+            if code is not None:
+                return code
+        if stage == 4 and _passed(experiment, 4) and not _done(experiment, 1, backend):
+            code = _run_script(experiment, 1, quiet=quiet, debug=debug)
+            if code is not None:
+                return code
     written = write_report(Experiment.open(experiment.root))
     print(f"\n{written.headline}\nreport: {written.path}")
     return written.exit_code
+
+
+def _not_needed(experiment: Experiment, stage: int) -> str | None:
+    """Why a stage has nothing to do here (empty: not worth a line); None when it is to be run."""
+    components = _passed(experiment, 2)
+    if stage in (3, 4) and components:
+        return ""
+    if stage == 4 and not patch_files(experiment.patches):
+        return ""
+    if stage in (5, 6) and not components and not _passed(experiment, 4):
+        return f"Stage {stage} needs stage 2 PASS: not run"
+    if stage == 6 and experiment.result(5) is None:
+        return "Stage 6 needs stage 5: not run"
+    return None
 
 
 def _done(experiment: Experiment, stage: int, backend: object) -> bool:
@@ -157,6 +167,8 @@ def _done(experiment: Experiment, stage: int, backend: object) -> bool:
     result = experiment.result(stage)
     if result is None or not experiment.freshness(stage, backend).fresh or result.forced:
         return False
+    if stage in (1, 5, 6) and result.settings.get("patches", []) != patches_in_force(experiment):
+        return False
     return result.settings.get("seed") == experiment.config.seed and not loosened(experiment, result)
 
 
@@ -165,7 +177,12 @@ def _passed(experiment: Experiment, stage: int) -> bool:
     return result is not None and result.verdict is Verdict.PASS
 
 
-def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool) -> int:
+def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool) -> ExitCode | None:
+    """Run a stage's script; None when it gave a verdict, else the code to end with.
+
+    Raises:
+        EquiportError: no such interpreter, or the stage was killed.
+    """
     config = experiment.config
     interpreter = config.venv / "bin" / "python" if config.venv else Path(sys.executable)
     if not interpreter.is_file():
@@ -173,13 +190,24 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     command = [str(interpreter), str(content_dir("scripts") / f"run_stage{stage}.py"), *_arguments(experiment, stage)]
     command += ["--exp-dir", str(experiment.root), "--seed", str(config.seed)]
     command += ["--thresholds", str(config.thresholds)] if config.thresholds else []
+    patched = stage in (1, 5, 6) and patches_in_force(experiment)
+    command += ["--patches-dir", str(experiment.patches)] if patched else []
     command += ["--quiet"] if quiet else []
     command += ["--debug"] if debug else []
     sys.stdout.flush()
     # passive waiting: spinning threads are ruinous where cores are shared
     quiet_warnings = {} if debug else {"PYTHONWARNINGS": "ignore"}
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **quiet_warnings, **os.environ, "PYTHONUNBUFFERED": "1"}
-    return subprocess.run(command, env=environment, check=False).returncode
+    code = subprocess.run(command, env=environment, check=False).returncode
+    if code < 0:
+        raise EquiportError(
+            f"stage {stage} was killed by signal {-code}",
+            where=experiment.root,
+            remedy="Often the memory did not suffice. The same command goes on from this stage.",
+        )
+    if code in (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE):
+        return None
+    return ExitCode.PREREQUISITE if code == ExitCode.PREREQUISITE else ExitCode.BAD_INPUT
 
 
 def _arguments(experiment: Experiment, stage: int) -> list[str]:
@@ -209,6 +237,8 @@ def _arguments(experiment: Experiment, stage: int) -> list[str]:
         return ["--tests-dir", str(experiment.tests), "--generate", "--tau-r", str(limits.r_single)]
     if stage == 1:
         return [*port, "--pass-threshold", str(limits.match_rate)]
+    if stage == 4:
+        return ["--patches-dir", str(experiment.patches), "--stage2-output", str(experiment.result_path(2))]
     if stage == 3:
         return ["--stage2-output", str(experiment.result_path(2))]
     if stage == 6:

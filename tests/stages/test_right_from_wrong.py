@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from broken_ports import BROKEN, CORRECT, EXAMPLE, PortEdit
 
 from equiport.compare.gates import judge
 from equiport.compare.records import make_record
@@ -27,8 +28,6 @@ from equiport.stages.component_rows import component_rows, not_called_reasons, r
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.progress import Progress
 from equiport.stages.teacher_forced import TeacherForcedOptions, run_stage5, run_stage6
-
-from .broken_ports import BROKEN, CORRECT, EXAMPLE, PortEdit
 
 SQUARE_LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 160,

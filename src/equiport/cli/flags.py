@@ -27,6 +27,7 @@ ModelClass = Annotated[str, typer.Option("--model-class", help="FILE:CLASS of th
 ConfigClass = Annotated[str, typer.Option("--config-class", help="FILE:CLASS of the port's config.")]
 NumTokens = Annotated[int, typer.Option("--num-tokens", min=1, help="Greedy tokens a prompt.")]
 PromptsFile = Annotated[Path | None, typer.Option("--prompts", help="Text file, one prompt a line.")]
+PatchesDir = Annotated[Path | None, typer.Option("--patches-dir", help="Apply the patches of this folder first.")]
 TpSize = Annotated[int, typer.Option("--tp-size", min=1, help="Tensor-parallel degree.")]
 Theta = Annotated[float | None, typer.Option("--theta", help="Centred cosine p5 must reach this. [shipped: 0.995]")]
 Delta = Annotated[float | None, typer.Option("--delta", help="KL p95 limit in nats. [shipped: 0.01]")]

@@ -17,6 +17,7 @@ from equiport.cli.flags import (
     ModelPath,
     NumTokens,
     Output,
+    PatchesDir,
     PromptsFile,
     Quiet,
     Seed,
@@ -42,6 +43,7 @@ def command(
     debug: Debug = False,
     quiet: Quiet = False,
     seed: Seed = 42,
+    patches_dir: PatchesDir = None,
 ) -> None:
     """Greedy tokens of ten prompts against the fp32 reference: is the port alive?"""
 
@@ -51,7 +53,7 @@ def command(
         from equiport.stages.frame import StageOptions, exit_code
 
         subject = subject_from(model_path, model_class, config_class, tp_size)
-        options = StageOptions(exp_dir, output, thresholds, force, quiet, debug, seed)
+        options = StageOptions(exp_dir, output, thresholds, force, quiet, debug, seed, patches_dir)
         stage = stage1.Stage1Options(num_tokens, pass_threshold, prompts, compiled_model_path)
         return exit_code(stage1.run(options, stage, subject, load_adapter(subject.stack)).verdict)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug, ExpDir, Force, Output, Quiet, Seed, ThresholdsFile
+from equiport.cli.flags import Debug, ExpDir, Force, Output, Quiet, Seed, ThresholdsFile, experiment_subject
 
 
 def command(
@@ -31,7 +31,8 @@ def command(
 
         found = Experiment.open(exp_dir) if exp_dir else Experiment.find(stage2_output.parent)
         options = StageOptions(found.root if found else None, output, thresholds, force, quiet, debug, seed)
-        return exit_code(stage3.run(options, stage2_output, tau_r).verdict)
+        subject = experiment_subject(options)
+        return exit_code(stage3.run(options, stage2_output, tau_r, subject).verdict)
 
     run_command(action, debug=debug)
 

@@ -18,6 +18,7 @@ from equiport.cli.flags import (
     ModelPath,
     NumTokens,
     Output,
+    PatchesDir,
     PromptsFile,
     Quiet,
     Seed,
@@ -48,13 +49,15 @@ def command(
     debug: Debug = False,
     quiet: Quiet = False,
     seed: Seed = 42,
+    patches_dir: PatchesDir = None,
 ) -> None:
     """Stage 5 alone: teacher-forced comparison on decode and prefill, judged by R and R32."""
 
     def action() -> int:
         return compare(
             model_path, model_class, config_class, compiled_model_path, num_tokens, theta, delta, tau_r, prompts,
-            tp_size, kv_analysis_on_fail, output, exp_dir, thresholds, force, debug, quiet, seed, with_stage6=False,
+            tp_size, kv_analysis_on_fail, output, exp_dir, thresholds, force, debug, quiet, seed, patches_dir,
+            with_stage6=False,
         )  # fmt: skip
 
     run_command(action, debug=debug)

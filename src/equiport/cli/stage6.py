@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug, Delta, ExpDir, Force, Output, Quiet, Seed, Theta, ThresholdsFile
+from equiport.cli.flags import Debug, Delta, ExpDir, Force, Output, PatchesDir, Quiet, Seed, Theta, ThresholdsFile
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     debug: Debug = False,
     quiet: Quiet = False,
     seed: Seed = 42,
+    patches_dir: PatchesDir = None,
 ) -> None:
     """Judge the distributions that stage 5 stored."""
 
@@ -33,7 +34,9 @@ def command(
         from equiport.stages.teacher_forced import TeacherForcedOptions, run_stage6
 
         found = Experiment.open(exp_dir) if exp_dir else Experiment.find(teacher_forced.parent)
-        options = StageOptions(found.root if found else None, output, thresholds, force, quiet, debug, seed)
+        options = StageOptions(
+            found.root if found else None, output, thresholds, force, quiet, debug, seed, patches_dir
+        )
         subject = experiment_subject(options)
         adapter = load_adapter(subject.stack) if subject else None
         stage = TeacherForcedOptions(theta=theta, delta=delta)

@@ -23,6 +23,7 @@ from equiport.stages.stage0 import StructureMetrics
 from equiport.stages.stage1 import SmokeMetrics
 from equiport.stages.stage2 import ComponentMetrics
 from equiport.stages.stage3 import LocalisationMetrics
+from equiport.stages.stage4 import PatchMetrics
 from equiport.stages.teacher_forced import TeacherForcedMetrics
 
 _STAGES = {0: "structure", 1: "smoke", 2: "components", 3: "localisation", 4: "patches", 5: "end to end",
@@ -102,6 +103,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
         "structure": structure,
         "smoke": metrics(1, SmokeMetrics),
         "components": components,
+        "patching": metrics(4, PatchMetrics),
         "localisation": metrics(3, LocalisationMetrics),
         "end_to_end": metrics(5, TeacherForcedMetrics),
         "distribution": metrics(6, TeacherForcedMetrics),

@@ -34,11 +34,16 @@ def completion(experiment: Experiment) -> Completion:
     through = experiment.config.through
     required = [stage for stage in REQUIRED if stage <= through]
     results = {stage: experiment.result(stage) for stage in required}
+    patches = patches_in_force(experiment)
+    if patches and 2 in results:
+        # stage 4 stands for stage 2: the same tests on the patched port
+        results[2] = experiment.result(4)
     spots = tuple(
         dict.fromkeys(f"stage {n}: {spot}" for n, result in results.items() if result for spot in result.blind_spots)
     )
     tail = _tail(experiment, [result for result in results.values() if result], len(spots))
-    lacks = tuple(lack for stage in required if (lack := _lack(experiment, stage, results[stage])))
+    numbers = {stage: 4 if patches and stage == 2 else stage for stage in required}
+    lacks = tuple(lack for stage in required if (lack := _lack(experiment, numbers[stage], results[stage], patches)))
     failed = [
         result
         for result in results.values()
@@ -71,7 +76,7 @@ def _component(results: dict[int, StageResult | None], first: StageResult) -> st
     return f"; stage 2 finds {components.reasons[0].subject}"
 
 
-def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str:
+def _lack(experiment: Experiment, stage: int, result: StageResult | None, patches: list[str]) -> str:
     if result is None:
         return f"stage {stage} did not run"
     state = experiment.freshness(stage)
@@ -79,8 +84,18 @@ def _lack(experiment: Experiment, stage: int, result: StageResult | None) -> str
         return f"stage {stage} is stale ({', '.join(state.changed)} changed)"
     if result.forced:
         return f"stage {stage} was forced past a missing or failed stage"
+    if stage in (1, 5, 6) and result.settings.get("patches", []) != patches:
+        return f"stage {stage} ran with patches {result.settings.get('patches', [])}, stage 4 with {patches}"
     loose = loosened(experiment, result)
     return f"stage {stage} was judged by other limits than the experiment's ({', '.join(loose)})" if loose else ""
+
+
+def patches_in_force(experiment: Experiment) -> list[str]:
+    """Names of the patches under which the component tests pass, where they fail without; else none."""
+    plain, patched = experiment.result(2), experiment.result(4)
+    if plain is None or plain.verdict is Verdict.PASS or patched is None or patched.verdict is not Verdict.PASS:
+        return []
+    return [str(name) for name in patched.settings.get("patches", [])]
 
 
 def loosened(experiment: Experiment, result: StageResult) -> list[str]:
@@ -108,6 +123,9 @@ def loosened(experiment: Experiment, result: StageResult) -> list[str]:
 def _tail(experiment: Experiment, results: list[StageResult], spots: int) -> str:
     where = list(dict.fromkeys(result.backend.headline for result in results if result.backend))
     parts = [_AUDIT, *(where or ["nothing ran"])]
+    patches = patches_in_force(experiment)
+    if patches:
+        parts.append(f"with patches {', '.join(patches)}")
     if experiment.config.thresholds:
         parts.append(f"thresholds of {experiment.config.thresholds.name}")
     if experiment.config.synthetic_weights:

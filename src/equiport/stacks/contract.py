@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -160,6 +161,14 @@ class StackAdapter(ABC):
             NotOffered: the adapter does not say.
         """
         raise NotOffered(f"the {self.name} adapter does not tell a model's batch size and sequence length")
+
+    def import_port(self, modeling_file: str | Path) -> ModuleType:
+        """The port's module, imported as `create_model` will find it; patches change its classes.
+
+        Raises:
+            NotOffered: the adapter does not import ports by itself.
+        """
+        raise NotOffered(f"the {self.name} adapter does not offer patches")
 
     def source_roots(self) -> tuple[Path, ...]:
         """Folders that hold the stack's own sources here, where class branches behind imports are looked up."""

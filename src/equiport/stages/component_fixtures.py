@@ -20,7 +20,7 @@ from equiport.reference.model import Fixture, load_reference, materialize, real_
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stages.frame import Subject, vocabulary_size
 from equiport.stages.progress import Progress
-from equiport.structure.mapping import ComponentMapping, load_mapping
+from equiport.structure.mapping import ComponentMapping, check_mapping, load_mapping
 from equiport.trace.components import trace_components
 from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, save_samples
 
@@ -65,7 +65,16 @@ def mapping_of(experiment: Experiment) -> ComponentMapping:
         if not file.is_file():
             raise EquiportError("no such file", where=file, remedy="Run stage 0 first.")
         trees[side] = file.read_text(encoding="utf-8").split()
-    return load_mapping(experiment.mapping_file, trees["source"], trees["target"])
+    mapping = load_mapping(experiment.mapping_file, trees["source"], trees["target"])
+    problems = check_mapping(mapping, trees["source"], trees["target"]).problems
+    if problems:
+        raise EquiportError(
+            problems[0].problem,
+            where=experiment.mapping_file,
+            field=problems[0].entry,
+            remedy="Correct this entry, or delete the file to have it proposed again.",
+        )
+    return mapping
 
 
 def write_trace(

@@ -20,6 +20,7 @@ from equiport.experiment import BackendStamp, Experiment, ReasonRecord, StageRes
 from equiport.experiment.hashing import hash_inputs, model_files, port_files
 from equiport.fixtures.folder import has_weights, read_config
 from equiport.stacks.contract import StackAdapter, StackStatus, Tier
+from equiport.stacks.patches import apply_patches, patch_files
 from equiport.stacks.port_classes import PortClasses
 from equiport.stages.hints import next_action
 from equiport.stages.port_run import port_fault
@@ -37,6 +38,7 @@ class StageOptions:
     quiet: bool = False
     debug: bool = False
     seed: int = 42
+    patches_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -149,9 +151,15 @@ def run_stage(
     if experiment is None:
         progress.line("standalone: not part of an experiment (no equiv_config.json above)")
     context = StageContext(experiment, subject, adapter, thresholds, options, progress)
+    patches = _apply_patches(options, subject, adapter, progress)
     started, clock = datetime.now(timezone.utc), time.monotonic()
     outcome = _run_body(body, context)
-    inputs = [*_subject_inputs(subject), *outcome.inputs, *([options.thresholds] if options.thresholds else [])]
+    inputs = [
+        *_subject_inputs(subject, experiment),
+        *outcome.inputs,
+        *([options.thresholds] if options.thresholds else []),
+    ]
+    inputs += patch_files(options.patches_dir) if options.patches_dir else []
     result = StageResult(
         stage=spec.number,
         verdict=outcome.verdict,
@@ -159,7 +167,7 @@ def run_stage(
         metrics=outcome.metrics.model_dump(mode="json") if outcome.metrics else {},
         blind_spots=list(outcome.blind_spots),
         inputs=hash_inputs(inputs, experiment.root if experiment else None),
-        settings={**(settings or {}), "seed": options.seed},
+        settings={**(settings or {}), "seed": options.seed, **({"patches": patches} if patches else {})},
         backend=stamp(status) if status else None,
         seeds=list(outcome.seeds),
         forced=forced,
@@ -172,6 +180,22 @@ def run_stage(
         result.save(path)
     progress.verdict(result, next_action(spec.number, result.verdict))
     return result
+
+
+def _apply_patches(
+    options: StageOptions, subject: Subject | None, adapter: StackAdapter | None, progress: Progress
+) -> list[str]:
+    """Names of the patches that were applied to the port's classes."""
+    if options.patches_dir is None:
+        return []
+    if subject is None or adapter is None:
+        raise EquiportError(
+            "there is no port to patch", field="--patches-dir", remedy="Name the port, or leave it out."
+        )
+    applied = apply_patches(adapter, subject.modeling_file, options.patches_dir)
+    for patch in applied:
+        progress.line(f"patch {patch.file.name}: {', '.join(patch.functions)} changes {', '.join(patch.changed)}")
+    return [patch.file.name for patch in applied]
 
 
 def _run_body(body: Body, context: StageContext) -> Outcome:
@@ -244,8 +268,12 @@ def _passed(experiment: Experiment, number: int) -> bool:
     return result is not None and result.verdict is Verdict.PASS and experiment.freshness(number).fresh
 
 
-def _subject_inputs(subject: Subject | None) -> list[Path]:
-    return [*model_files(subject.model_path), *port_files(subject.modeling_file)] if subject else []
+def _subject_inputs(subject: Subject | None, experiment: Experiment | None) -> list[Path]:
+    if subject is None:
+        return []
+    own = [*model_files(subject.model_path), *port_files(subject.modeling_file)]
+    drawn = experiment.root / "fixtures" / "synthetic" if experiment and not has_weights(subject.model_path) else None
+    return [*own, *(model_files(drawn) if drawn else [])]
 
 
 def _result_paths(spec: StageSpec, experiment: Experiment | None, options: StageOptions) -> list[Path]:

@@ -14,12 +14,12 @@ _AFTER: dict[tuple[int, Verdict], str] = {
     (1, Verdict.PASS): "stage 2 (component tests)",
     (1, Verdict.FAIL): "stage 2, to find the component that diverges",
     (2, Verdict.PASS): "stage 5 (end to end)",
-    (
-        2,
-        Verdict.FAIL,
-    ): "look at the first failing component: compare its config keys, operations and casts with the source",
+    (2, Verdict.FAIL): "stage 3 (localisation)",
     (2, Verdict.INCONCLUSIVE): "add --generate to write the missing tests, or more seeds",
-    (3, Verdict.PASS): "compare the first suspect's source and port side by side: config keys, operations, casts",
+    (3, Verdict.PASS): "compare the first suspect's source and port side by side (config keys, operations, casts); "
+    "write a patch into patches/ and run stage 4",
+    (4, Verdict.PASS): "stages 1 and 5 to 6 with --patches-dir",
+    (4, Verdict.FAIL): "what still fails is named; a broken composite means that the fix is incomplete",
     (3, Verdict.FAIL): "look at results/stage2.json by hand: a failing component has no change point",
     (5, Verdict.PASS): "stage 6 (distributions)",
     (

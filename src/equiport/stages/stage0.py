@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from torch import nn
 
 from equiport.compare.verdict import Reason, Verdict
+from equiport.errors import EquiportError
 from equiport.experiment import Experiment, StageResult
 from equiport.experiment.atomic import write_json
 from equiport.experiment.config import EquivConfig
@@ -115,7 +116,7 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
     write_json(root / "class_divergence_report.json", [asdict(item) for item in divergences])
     reasons = [*load_reasons(provenance.load), *_provenance_reasons(provenance, target), *_crossed_reasons(mapping)]
     open_points = _mapping_reasons(check)
-    verdict = Verdict.FAIL if reasons or check.problems else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
+    verdict = Verdict.FAIL if reasons else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     metrics = StructureMetrics(
         source_modules=sum(1 for _ in flat_paths(source_tree)),
         target_modules=sum(1 for _ in flat_paths(target_tree)),
@@ -184,7 +185,15 @@ def _mapping(
     file = context.experiment.mapping_file if context.experiment else None
     if file is not None and file.is_file():
         mapping = load_mapping(file, source_paths, target_paths)
-        return mapping, check_mapping(mapping, source_paths, target_paths), "validated as found"
+        check = check_mapping(mapping, source_paths, target_paths)
+        if check.problems:
+            raise EquiportError(
+                check.problems[0].problem,
+                where=file,
+                field=check.problems[0].entry,
+                remedy="Correct this entry, or delete the file to have it proposed again.",
+            )
+        return mapping, check, "validated as found"
     split = context.port.tp_degree if context.port.tp_degree > 1 else None
     proposed = propose_mapping(source, target, provenance, reduction_split=split)
     typed = tuple(
@@ -239,7 +248,7 @@ def _numbers(path: str) -> tuple[str, ...]:
 
 
 def _mapping_reasons(check: MappingCheck) -> list[Reason]:
-    reasons = [Reason("MAPPING_INVALID", item.problem, item.entry) for item in check.problems]
+    reasons = []
     for side, paths in (("source", check.unmapped_source), ("target", check.unmapped_target)):
         reasons += [Reason("UNMAPPED", f"a {side} module that no entry maps or explains", path) for path in paths]
     return reasons

@@ -129,6 +129,7 @@ def _generate(
         torch.bfloat16,
         batch_size=len(tokens.prompts),
         seq_len=max(tokens.prompt_lengths) + stage.num_tokens,
+        tp_degree=subject.tp_degree,
     )
     generations = adapter.device_inference(
         str(folder), subject.tp_degree, tokens.prompts, stage.num_tokens, model=model, with_logits=True

@@ -77,14 +77,15 @@ def run(
     return run_stage(
         SPEC,
         options,
-        lambda context: _body(context, stage),
+        lambda context: run_component_tests(context, stage),
         subject=subject,
         adapter=adapter,
         settings={"tau_r": stage.tau_r, "timeout": stage.timeout, "generate": stage.generate},
     )
 
 
-def _body(context: StageContext, stage: Stage2Options) -> Outcome:
+def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
+    """Trace, run the tests, judge the records; stage 4 does the same on a patched port."""
     experiment, seeds = context.experiment, [context.options.seed + number for number in range(_SEEDS)]
     manifest, mapping = None, None
     if experiment is not None and context.subject is not None:
@@ -108,7 +109,7 @@ def _body(context: StageContext, stage: Stage2Options) -> Outcome:
         rows = component_rows(evidence.values(), thresholds)
     outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
     outcome.seeds = seeds
-    outcome.inputs = [*files, *([experiment.mapping_file] if experiment else [])]
+    outcome.inputs = [*sorted(stage.tests_dir.glob("*.py")), *([experiment.mapping_file] if experiment else [])]
     return outcome
 
 

@@ -18,7 +18,7 @@ from equiport.errors import EquiportError
 from equiport.experiment import StageResult, load_result
 from equiport.stages.change_points import Pattern, change_points
 from equiport.stages.component_fixtures import mapping_of
-from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, run_stage
+from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.generate_tests import component_rank
 from equiport.stages.instances import InstanceRow
 from equiport.stages.stage2 import ComponentMetrics
@@ -61,7 +61,7 @@ class _Fault:
     pattern: Pattern
 
 
-def run(options: StageOptions, stage2_output: Path, tau_r: float) -> StageResult:
+def run(options: StageOptions, stage2_output: Path, tau_r: float, subject: Subject | None = None) -> StageResult:
     """Rank suspects from a stage 2 result.
 
     Raises:
@@ -77,7 +77,11 @@ def run(options: StageOptions, stage2_output: Path, tau_r: float) -> StageResult
             f"holds no component metrics: {error.errors()[0]['msg']}", where=stage2_output, remedy="Run stage 2 again."
         ) from None
     return run_stage(
-        SPEC, options, lambda context: _body(context, result, metrics, stage2_output, tau_r), settings={"tau_r": tau_r}
+        SPEC,
+        options,
+        lambda context: _body(context, result, metrics, stage2_output, tau_r),
+        subject=subject,
+        settings={"tau_r": tau_r},
     )
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from equiport.compare.gates import GateResult
 from equiport.compare.gates_end_to_end import end_to_end_gate
 from equiport.compare.logits import LogitComparison, compare_logits
 from equiport.compare.reasons import ReasonCode
@@ -89,11 +88,24 @@ class TeacherForcedMetrics(BaseModel):
     plots: list[str]
 
 
+class TeacherForcedPaths(BaseModel):
+    """Both ways to the same positions."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    decode: LogitComparison
+    prefill: LogitComparison
+
+    def items(self) -> list[tuple[str, LogitComparison]]:
+        """(name, comparison) of each path."""
+        return [("decode", self.decode), ("prefill", self.prefill)]
+
+
 class TeacherForcedFile(BaseModel):
     """teacher_forced.json: every position of every path, to be judged again with other thresholds."""
 
     num_tokens: int
-    paths: dict[str, LogitComparison]
+    paths: TeacherForcedPaths
     load_findings: list[tuple[str, str, str]]
     thresholds: Thresholds
     plots: list[str]
@@ -168,13 +180,13 @@ def _compare(context: StageContext, stage: TeacherForcedOptions, file: Path | No
         target, findings = _port(context, tokens, prefixes, torch.bfloat16)
     with context.progress.step("port fp32, decode and prefill"):
         target_fp32, _ = _port(context, tokens, prefixes, torch.float32)
-    paths = {
-        "decode": _decode_path(ref_fp32, ref_bf16, target[0], target_fp32[0], tokens),
-        "prefill": _prefill_path(ref_fp32, ref_bf16, target[1], target_fp32[1], tokens, prefixes),
-    }
+    paths = TeacherForcedPaths(
+        decode=_decode_path(ref_fp32, ref_bf16, target[0], target_fp32[0], tokens),
+        prefill=_prefill_path(ref_fp32, ref_bf16, target[1], target_fp32[1], tokens, prefixes),
+    )
     plots: list[str] = []
     if context.experiment is not None:
-        written = plot_logits(paths, context.experiment.plots)
+        written = plot_logits(dict(paths.items()), context.experiment.plots)
         plots = [str(path.relative_to(context.experiment.root)) for path in written]
     thresholds = stage.applied(context.thresholds)
     stored = TeacherForcedFile(
@@ -207,9 +219,8 @@ def _judge_distribution(context: StageContext, stage: TeacherForcedOptions, file
 def _judge(stored: TeacherForcedFile, thresholds: Thresholds, *, distribution: bool) -> Outcome:
     reasons = [Reason(code, message, subject) for code, message, subject in stored.load_findings]
     blind: list[str] = []
-    gates: dict[str, GateResult] = {path: end_to_end_gate(found, thresholds) for path, found in stored.paths.items()}
-    for path, gate in gates.items():
-        found = stored.paths[path]
+    for path, found in stored.paths.items():
+        gate = end_to_end_gate(found, thresholds)
         few = found.positions < _ENOUGH_POSITIONS and found.r32 is not None
         for item in gate.reasons:
             if few and item.code in _STATISTICAL:
@@ -234,7 +245,7 @@ def _judge(stored: TeacherForcedFile, thresholds: Thresholds, *, distribution: b
             "kl_p95": thresholds.delta,
             "top1": thresholds.top1,
         },
-        documented=_documented(stored.paths["decode"]),
+        documented=_documented(stored.paths.decode),
         plots=stored.plots,
     )
     return Outcome(verdict, reasons, metrics, list(dict.fromkeys(blind)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from equiport.errors import EquiportError
 from equiport.experiment.atomic import read_json, write_json
@@ -45,7 +45,7 @@ def teacher_tokens(context: StageContext, num_tokens: int, prompts_file: Path | 
     source = sha256(prompts_file) if prompts_file else "built-in prompts"
     stored = context.experiment.results / FILE_NAME if context.experiment else None
     if stored is not None and stored.is_file():
-        kept = TeacherTokens.model_validate(read_json(stored, remedy="Delete it to have it made again."))
+        kept = _stored(stored)
         if kept.made_from == made_from and kept.num_tokens == num_tokens and kept.source == source:
             return kept
     texts = list(read_prompts(prompts_file)) if prompts_file else list(PROMPTS)
@@ -68,6 +68,16 @@ def teacher_tokens(context: StageContext, num_tokens: int, prompts_file: Path | 
     if stored is not None:
         write_json(stored, tokens.model_dump(mode="json"))
     return tokens
+
+
+def _stored(file: Path) -> TeacherTokens:
+    remedy = "Delete it to have it made again."
+    try:
+        return TeacherTokens.model_validate(read_json(file, remedy=remedy))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise EquiportError(f"is damaged: {first['msg']}", where=file, field=field, remedy=remedy) from None
 
 
 def _encode(folder: Path, texts: list[str], seed: int) -> list[list[int]] | None:

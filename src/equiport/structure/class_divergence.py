@@ -19,7 +19,7 @@ _DEPTH = 3
 
 @dataclass(frozen=True)
 class ClassDivergence:
-    """One branch: `kind` is factory, ternary, if, conditional import or kernel import."""
+    """One branch: `kind` is factory, ternary, if, table, conditional import or kernel import."""
 
     kind: str
     file: str
@@ -69,6 +69,11 @@ def _scan(
             kind = "conditional import" if _only_imports(node.body) else "if"
             for cpu, device in _paired(node, _following(tree, node)):
                 yield _branch(kind, path, tree, node, cpu, device, node.test)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict) and _mentions_cpu(node.slice):
+            choices = {
+                ast.unparse(key): value for key, value in zip(node.value.keys, node.value.values, strict=True) if key
+            }
+            yield _branch("table", path, tree, node, choices.get("True"), choices.get("False"), node.slice)
         elif names is None and isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from _kernel_import(path, tree, node)
     for module, imported in _imports(tree):
@@ -138,7 +143,7 @@ def _paired(node: ast.If, following: list[ast.stmt]) -> list[tuple[ast.AST | Non
         return found
 
     first, second = choices(node.body), choices(node.orelse or following)
-    keys = [key for key in first if key in second] or list(first)[:1]
+    keys = [key for key in first if key in second] or list(first)[:1] or list(second)[:1]
     return [(first.get(key), second.get(key)) for key in keys]
 
 

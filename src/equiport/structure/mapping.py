@@ -169,12 +169,14 @@ def _parse(path: Path, number: int, item: Any) -> MappingEntry:
         unknown = sorted(set(notes) - _NOTE_KEYS) if isinstance(notes, dict) else notes
         raise bad(f"unknown notes {unknown}; known are {sorted(_NOTE_KEYS)}")
     split = notes.get("reduction_split")
-    if split is not None and (not isinstance(split, int) or split < 1):
+    if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
         raise bad("reduction_split must be a positive integer")
     align = str(notes.get("align", ""))
     if align and not re.fullmatch(r"repeat:[1-9]\d*:[1-9]\d*", align):
         raise bad(f"align {align!r} is unknown; known is repeat:TIMES:WIDTH")
-    indices = tuple((value,) if isinstance(value, int) else tuple(value) for value in notes.get("indices", ()))
+    indices = _indices(notes.get("indices", []))
+    if indices is None:
+        raise bad("indices must be a list of layer numbers, or of lists of numbers")
     return MappingEntry(
         sides[0],
         sides[1],
@@ -184,6 +186,16 @@ def _parse(path: Path, number: int, item: Any) -> MappingEntry:
         str(notes.get("component_type", "")),
         align,
     )
+
+
+def _indices(raw: Any) -> tuple[tuple[int, ...], ...] | None:
+    """[0, 1] or [[0, 3], [0, 4]] as tuples; None when it is anything else."""
+    if not isinstance(raw, list):
+        return None
+    rows = [value if isinstance(value, list) else [value] for value in raw]
+    if any(isinstance(number, bool) or not isinstance(number, int) for row in rows for number in row):
+        return None
+    return tuple(tuple(row) for row in rows)
 
 
 def _expand(entry: MappingEntry, source_paths: Sequence[str], target_paths: Sequence[str]) -> MappingEntry:
@@ -201,7 +213,10 @@ def check_mapping(
     source_paths: Sequence[str],
     target_paths: Sequence[str],
 ) -> MappingCheck:
-    """Every path named exists, and every module is mapped, explained, or inside one that is explained."""
+    """Every path named exists, and every module is mapped, explained, or inside one that is explained whole.
+
+    A container of mapped modules explains itself alone: what else is in it must be named.
+    """
     problems: list[MappingProblem] = []
     covered: dict[str, set[str]] = {"source": set(), "target": set()}
     explained: dict[str, set[str]] = {"source": set(), "target": set()}
@@ -212,12 +227,17 @@ def check_mapping(
                 unknown = [path for path in paths if path not in trees[side]]
                 problems += [MappingProblem(entry.name, f"the {side} has no module {path!r}") for path in unknown]
                 (covered if entry.is_component else explained)[side].update(paths)
+    whole = {
+        side: {one for one in paths if not any(path.startswith(one + ".") for path in covered[side])}
+        for side, paths in explained.items()
+    }
     left = {
         side: sorted(
             with_index(path)[0]
             for path in trees[side]
             if path not in covered[side]
-            and not any(path == one or path.startswith(one + ".") for one in explained[side])
+            and path not in explained[side]
+            and not any(path.startswith(one + ".") for one in whole[side])
         )
         for side in trees
     }

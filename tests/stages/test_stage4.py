@@ -1,0 +1,57 @@
+"""A wrong port, its patch, and the report that names it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from broken_ports import BROKEN
+from worlds import Cli, World
+
+from equiport.compare.verdict import Verdict
+
+PATCH = '''"""The norm's eps is the config's."""
+
+
+def apply_rmsnorm_patch():
+    import modeling_llama_nxdi as port
+
+    if getattr(port.NeuronLlamaModel, "_patched", False):
+        return
+    norm = port.LlamaRMSNorm
+    port.make_rmsnorm = lambda config: norm(config.hidden_size, eps=config.rms_norm_eps)
+    port.NeuronLlamaModel._patched = True
+'''
+
+
+@pytest.mark.slow
+def test_a_patched_port_passes_and_the_headline_names_the_patch(fresh: World, cli: Cli) -> None:
+    eps = next(edit for edit in BROKEN if edit.name == "eps")
+    fresh.port.write_text(eps.edit(fresh.port.read_text()))
+    source = fresh.port.read_bytes()
+    failed = cli("validate", *fresh.validate_flags)
+    assert failed.code == 1 and "FAIL at stage 2: layers.{i}.input_layernorm" in failed.out
+    (fresh.exp / "patches").mkdir()
+    (fresh.exp / "patches" / "rmsnorm_patch.py").write_text(PATCH)
+    mended = cli("validate", fresh.exp)
+    assert mended.code == 0, mended.out + mended.err
+    assert "PASS, stages 0-6" in mended.out and "with patches rmsnorm_patch.py" in mended.out
+    assert fresh.port.read_bytes() == source
+    rows = fresh.result(4)["metrics"]["rows"]
+    assert rows and all(row["after"] == Verdict.PASS.value and row["r32_after"] < 1e-3 for row in rows)
+    shutil.rmtree(fresh.exp / "patches")
+    again = cli("report", fresh.exp)
+    assert again.code != 0, again.out
+
+
+def test_stage_4_without_patches_or_with_draft_is_refused(done: World, cli: Cli) -> None:
+    assert cli("stage4", "--exp-dir", done.exp).is_clear_error(2, "holds no patch", "--patches-dir")
+    assert cli("stage4", "--exp-dir", done.exp, "--draft").is_clear_error(2, "--draft", "not built")
+
+
+def test_every_stage_refuses_a_patches_folder_that_is_not_there(done: World, cli: Cli, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    for stage in ("stage1", "stage5"):
+        flags = [*done.port_flags, "--exp-dir", done.exp, "--patches-dir", nowhere]
+        assert cli(stage, *flags).is_clear_error(2, "nowhere", "--patches-dir")
