@@ -85,7 +85,8 @@ def _reference(found: Fingerprint) -> ReferenceModel:
 def _unsupported(
     found: Fingerprint, substitutions: tuple[Substitution, ...], answers: Mapping[str, str]
 ) -> tuple[Unsupported, ...]:
-    parts = [Unsupported(what=text, why="the fingerprint has no facet for it") for text in found.unsupported]
+    why = "no part of the decoder that is ported" if found.route != "decoder" else "the fingerprint has no facet for it"
+    parts = [Unsupported(what=text, why=why) for text in found.unsupported]
     parts += [
         Unsupported(what=f"{item.block} at {item.path}", why="the stack has no primitive for it")
         for item in substitutions
