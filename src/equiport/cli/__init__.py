@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import doctor, plan, report, validate
+from equiport.cli import doctor, plan, port, report, validate
 
 app = typer.Typer(
     name="equiport",
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("plan", help=plan.HELP)(plan.plan)
+app.command("port", help=port.HELP)(port.port)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)

@@ -15,8 +15,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from equiport.errors import EquiportError, OpenQuestionError
-from equiport.port.fingerprint import Fingerprint, NormFacets, RopeFacets
+from equiport.port.fingerprint import ConfigKey, Fingerprint, NormFacets, RopeFacets
 
+_PREFIX = re.compile(r"\^(\w+)\\\.")
 _EPS = re.compile(r"eps(ilon)?$")
 _ACTIVATIONS = ("hidden_activation", "hidden_act", "activation_function")
 _ATTENTION_BIASES = ("attention_bias", "use_qkv_bias", "qkv_bias", "use_bias")
@@ -35,7 +36,7 @@ class RecipeContext:
         """Everything that a template or a condition can name."""
         methods = (
             "key", "norm", "eps", "activation", "attention_bias", "output_bias", "mlp_bias", "layer_test",
-            "softmax_divisor", "final_norm", "qk_norm", "number",
+            "softmax_divisor", "final_norm", "qk_norm", "number", "stored_prefixes",
         )  # fmt: skip
         return {
             "f": self.f,
@@ -124,13 +125,11 @@ class RecipeContext:
         factor, source = self.f.multipliers.logits, self.f.multipliers.logits_source
         if "multipliers.logits" not in self.blocks:
             return None
-        for found in self.f.config_keys:
-            if found.name != source or not isinstance(found.value, (int, float)):
-                continue
+        for found in self._keys_named_in(source):
             if math.isclose(found.value, factor, rel_tol=1e-6):
-                return source, "*", f"config.{source}"
+                return found.name, "*", f"config.{found.name}"
             if math.isclose(1.0 / found.value, factor, rel_tol=1e-6):
-                return source, "/", f"config.{source}"
+                return found.name, "/", f"config.{found.name}"
         return "logits_factor", "*", repr(factor)
 
     def key(self, value: Any, names: Iterable[str] | str) -> str:
@@ -211,14 +210,35 @@ class RecipeContext:
         """What the base class divides the scores by: the inverse of the source's scale."""
         assert self.f.attention is not None and self.f.attention.scale is not None
         scale, source = self.f.attention.scale, self.f.attention.scale_source
-        for found in self.f.config_keys:
-            if found.name != source or not isinstance(found.value, (int, float)):
-                continue
-            if math.isclose(found.value, scale):
-                return f"1.0 / config.{source}"
-            if math.isclose(found.value**-0.5, scale):
-                return f"math.sqrt(config.{source})"
+        for found in self._keys_named_in(source):
+            if math.isclose(found.value, scale, rel_tol=1e-6):
+                return f"1.0 / config.{found.name}"
+            if math.isclose(found.value**-0.5, scale, rel_tol=1e-6):
+                return f"math.sqrt(config.{found.name})"
         return repr(1.0 / scale)
+
+    def _keys_named_in(self, source: str) -> list[ConfigKey]:
+        """The numeric config keys that an expression such as `1 / logits_scaling` names."""
+        words = set(re.findall(r"\w+", source))
+        numbers = [found for found in self.f.config_keys if found.name in words]
+        return [found for found in numbers if isinstance(found.value, (int, float)) and found.value]
+
+    def stored_prefixes(self) -> tuple[tuple[str, str], ...]:
+        """(stored, loaded) prefixes of tensors that transformers itself renames when it loads this architecture."""
+        try:
+            from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+        except ImportError:
+            return ()
+        found = []
+        known = get_checkpoint_conversion_mapping(self.f.architecture)
+        for item in known or get_checkpoint_conversion_mapping(self.f.model_type) or []:
+            sources, targets = (
+                _listed(getattr(item, "source_patterns", ())),
+                _listed(getattr(item, "target_patterns", ())),
+            )
+            if len(sources) == len(targets) == 1 and (match := _PREFIX.fullmatch(sources[0])):
+                found.append((match[1] + ".", targets[0]))
+        return tuple(found)
 
     def _flags(self, field: str) -> str:
         """The config expression that is true for the layers where `field` (window or rope) acts."""
@@ -260,6 +280,10 @@ def _same(first: Any, second: Any) -> bool:
     if isinstance(first, (int, float)) and isinstance(second, (int, float)):
         return math.isclose(first, second, rel_tol=1e-12)
     return bool(first == second)
+
+
+def _listed(patterns: Any) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else list(patterns or ())
 
 
 def _module(file: str) -> str:

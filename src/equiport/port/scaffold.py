@@ -14,12 +14,13 @@ from typing import Any
 
 from equiport.content import content_dir
 from equiport.port.fingerprint import Fingerprint
-from equiport.port.recipes import Recipe, Slots, load_recipes
+from equiport.port.recipes import BrokenEdit, Recipe, Slots, load_recipes, unserved
 from equiport.port.recipes_context import RecipeContext
 from equiport.port.scaffold_source import Definition, definitions, imports_of, merged, with_imports
 
 #: Parts of the modeling file that units make, in its order.
-SECTIONS = ("norm", "rope", "attention", "mlp")
+SECTIONS = ("norm", "rope", "attention", "mlp", "layer", "embedding", "head")
+_SKELETONS = ("layer", "embedding", "head")
 _CONFIG_FIELD = re.compile(r"\bconfig\.([a-z]\w*)")
 # set by the port itself, by the stack, or allowed to be absent
 _NOT_REQUIRED = {
@@ -92,6 +93,8 @@ class Composer:
         """Source text of one of SECTIONS, without imports; empty when the model has no such part."""
         if name == "rope":
             return self._skeleton("rope") if self.fingerprint.ropes else ""
+        if name in _SKELETONS:
+            return self._skeleton(name)
         if name == "attention":
             return "\n\n\n".join([*self.slots.parts("attention.helpers"), *self.slots.parts("attention")])
         return "\n\n\n".join(self.slots.parts(name))
@@ -120,10 +123,27 @@ class Composer:
             parts = [
                 (name, [item for item in definitions(text) if item.name not in own]) for name, text in units.items()
             ]
-            found = _ordered(merged(parts))
+            whole = [*parts, *(("the skeleton", definitions(self.section(name))) for name in _SKELETONS)]
+            found = _ordered(merged(whole))
             imports = [*self.imports(), *(line for text in units.values() for line in imports_of(text))]
-        body = "\n\n\n".join([self.config(), *(item.text for item in found), self._skeleton("layer"), self._model()])
+        body = "\n\n\n".join([self.config(), *(item.text for item in found), self._model()])
         return with_imports(self._docstring(), imports, body)
+
+    def broken(self) -> tuple[BrokenEdit, ...]:
+        """The edits that take the point of each block away, in the words of this port."""
+        return tuple(
+            BrokenEdit(edit.name, self._rendered(edit.old, recipe), self._rendered(edit.new, recipe))
+            for recipe in self.recipes
+            for edit in recipe.broken
+        )
+
+    def unserved(self) -> dict[str, tuple[str, ...]]:
+        """Block id -> what its recipe does not serve in this fingerprint; blocks that are served whole are left out."""
+        found = {recipe.block: unserved(recipe, self.context) for recipe in self.recipes}
+        return {block: reasons for block, reasons in found.items() if reasons}
+
+    def _rendered(self, text: str, recipe: Recipe) -> str:
+        return self.slots.render(text, str(recipe.folder / "broken.json"))
 
     def _docstring(self) -> str:
         said = [recipe.summary for recipe in self.recipes if recipe.summary]
@@ -151,6 +171,9 @@ class Composer:
             (names.final_norm.removeprefix(inside), "norm"),
             (names.lm_head, head),
         ]
+        loaded = {names.lm_head + ".": head}
+        stored = [(old, loaded[new]) for old, new in self.context["stored_prefixes"]() if new in loaded]
+        moves += [(old.removesuffix("."), new) for old, new in stored]
         return [f'        rename(converted, "{old}.", "{new}.")' for old, new in moves if old and old != new]
 
     def _conversion(self, slot: str, indent: int) -> str:
@@ -163,7 +186,7 @@ class Composer:
         return f"from transformers import {self.fingerprint.architecture}"
 
     def _required(self) -> list[str]:
-        text = "\n".join([*(self.section(name) for name in SECTIONS), self._skeleton("layer"), self._model()])
+        text = "\n".join([*(self.section(name) for name in SECTIONS), self._model()])
         found = [name for name in dict.fromkeys(_CONFIG_FIELD.findall(text)) if name not in _NOT_REQUIRED]
         return [*sorted(found)]
 

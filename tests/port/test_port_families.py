@@ -1,0 +1,94 @@
+"""Every family: the composed port passes the pipeline, and each of its blocks broken is seen to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from equiport.errors import EquiportError
+from equiport.port.fingerprint_reader import fingerprint
+from equiport.port.plan_substitution import placed_blocks
+from equiport.port.scaffold import Composer, write_modeling
+from equiport.stacks.contract import StackAdapter
+from equiport.stacks.loading import load_adapter
+from equiport.stacks.port_classes import find_port_classes
+from equiport.stages.frame import Subject
+
+from .families import BIASED, FAMILIES, judge, logits_error, make_model
+
+
+@dataclass(frozen=True)
+class Made:
+    """A family's tiny model and its composed port."""
+
+    model: Path
+    composer: Composer
+    port: Path
+
+
+@pytest.fixture(scope="module")
+def adapter() -> Iterator[StackAdapter]:
+    torch.set_num_threads(1)
+    made = load_adapter("nxdi")
+    yield made
+    made.cleanup()
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """name -> its model and port, made once."""
+    made: dict[str, Made] = {}
+
+    def make(name: str) -> Made:
+        if name not in made:
+            root = tmp_path_factory.mktemp("family")
+            model = make_model(name, root)
+            found = fingerprint(root / "source")
+            assert found.questions == () and found.unsupported == ()
+            blocks = dict.fromkeys(block.block for block in placed_blocks(found))
+            composer = Composer(found, blocks)
+            assert set(blocks) <= {recipe.block for recipe in composer.recipes}
+            assert composer.unserved() == {}
+            made[name] = Made(model, composer, write_modeling(composer, root / "src"))
+        return made[name]
+
+    return make
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_port_of_a_family_passes(name: str, family, adapter: StackAdapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    made = family(name)
+    judgement = judge(made.port, made.model, tmp_path / "exp", adapter, biased=name in BIASED)
+    assert not judgement.failures, "\n".join(judgement.failures)
+    assert len(judgement.components) >= 12, judgement.untestable
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_block_of_a_family_broken_is_seen(
+    name: str,
+    family,
+    adapter: StackAdapter,
+    tmp_path: Path,  # type: ignore[no-untyped-def]
+) -> None:
+    made = family(name)
+    source, unseen = made.port.read_text(), []
+    edits = made.composer.broken()
+    assert len(edits) >= 4
+    for number, edit in enumerate(edits):
+        assert source.count(edit.old) >= 1, edit
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        broken = folder / made.port.name
+        broken.write_text(source.replace(edit.old, edit.new))
+        subject = Subject(made.model, find_port_classes(broken), "nxdi")
+        try:
+            error = max(logits_error(subject, made.model, adapter))
+        except EquiportError:
+            continue
+        if not error > 1e-5:
+            unseen.append(f"{edit.name}: {error:.1e}")
+    assert unseen == []
