@@ -135,7 +135,7 @@ class NxdiAdapter(StackAdapter):
                 field="dtype",
                 remedy="Give create_model the same dtype.",
             )
-        with self._cpu().single_start(), torch.no_grad():
+        with self._cpu().single_start(), self._cpu().reused_groups(), torch.no_grad():
             if hasattr(model, "to_cpu"):
                 return load_causal(model, Path(hf_model_path))
             return load_inner(model, _wrapping_class(model), Path(hf_model_path))

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,6 +17,8 @@ from equiport.stacks.contract import Tier
 from .environment import NXD, NXDI, STAND_IN, Environment
 from .fabricated import install
 
+# of this process, whatever adapter asked for them
+_groups: dict[Any, Any] = {}
 _MANAGED = ("NXD_CPU_MODE", "NXD_LOG_LEVEL")
 
 
@@ -78,7 +81,10 @@ class CpuParallelState:
         if parallel_state.model_parallel_is_initialized() and self._tp_degree not in (0, tp_degree):
             parallel_state.destroy_model_parallel()
         if not parallel_state.model_parallel_is_initialized():
-            parallel_state.initialize_model_parallel(tensor_model_parallel_size=tp_degree, skip_collective_init=True)
+            with self.reused_groups():
+                parallel_state.initialize_model_parallel(
+                    tensor_model_parallel_size=tp_degree, skip_collective_init=True
+                )
         self._tp_degree = tp_degree
 
     def _init_group(self, world: int) -> None:
@@ -88,6 +94,23 @@ class CpuParallelState:
         else:
             dist.init_process_group("gloo")
         self._own_group = True
+
+    @contextmanager
+    def reused_groups(self) -> Iterator[None]:
+        """Groups of the same ranks are made once: each one keeps threads, and `to_cpu` asks for all of them anew."""
+        make = dist.new_group
+
+        def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *rest: Any, **kw: Any) -> Any:
+            key = (tuple(ranks) if ranks is not None else None, str(backend), repr((timeout, rest, sorted(kw.items()))))
+            if key not in _groups:
+                _groups[key] = make(ranks, timeout, backend, *rest, **kw)
+            return _groups[key]
+
+        dist.new_group = new_group
+        try:
+            yield
+        finally:
+            dist.new_group = make
 
     @contextmanager
     def single_start(self) -> Iterator[None]:
@@ -108,6 +131,7 @@ class CpuParallelState:
                 parallel_state.destroy_model_parallel()
         if self._own_group and dist.is_initialized():
             dist.destroy_process_group()
+            _groups.clear()
         self._own_group, self._tp_degree = False, 0
         for name, value in (self._saved or {}).items():
             if value is None:
