@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from transformers import AutoConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -28,10 +29,19 @@ class Row:
     label: str = ""
 
 
+# transformers 4 itself cannot build these: a norm without bias is initialised by it, a factor is read from the meta
+# device, an absent rope_scaling is indexed
+NOT_IN_FOUR = {("stablelm", "qk_layernorm"), ("apertus", ""), ("mllama", "")}
+
+
 def write_config(folder: Path, model_type: str, **keys: Any) -> Path:
     """A folder with a config.json alone: the class's defaults with few layers, and `keys`."""
     if model_type not in CONFIG_MAPPING_NAMES:
         pytest.skip(f"the installed transformers has no {model_type}")
+    if transformers.__version__.startswith("4.") and any(
+        model_type == name and (not key or key in keys) for name, key in NOT_IN_FOUR
+    ):
+        pytest.skip(f"transformers {transformers.__version__} cannot build this {model_type}")
     config = AutoConfig.for_model(model_type, **{"num_hidden_layers": LAYERS, **keys})
     # newer config classes take a given list as it is
     values = {key: value for key, value in config.to_dict().items() if value is not None}
