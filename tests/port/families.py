@@ -4,19 +4,21 @@ show. And the pipeline's judgement of a port of one.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from equiport.compare.gates_components import component_gate
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Verdict
 from equiport.experiment import Experiment
-from equiport.fixtures.tokens import draw_batch
+from equiport.fixtures.tokens import TokenBatch, draw_batch
 from equiport.fixtures.weights import WeightKind
 from equiport.port.port_run_mapping import explain_unmatched
 from equiport.reference.logits import sequence_logits
@@ -41,9 +43,8 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {
-    "rope_type": "longrope", "short_factor": [1.0, 1.0, 1.02, 1.05, 1.1, 1.1, 1.2, 1.3],
+    "type": "longrope", "short_factor": [1.0, 1.0, 1.02, 1.05, 1.1, 1.1, 1.2, 1.3],
     "long_factor": [1.0, 1.1, 1.5, 2.0, 3.0, 5.0, 8.0, 8.5],
-    "original_max_position_embeddings": 16,
 }  # fmt: skip
 _LOCAL_GLOBAL = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -140,9 +141,10 @@ def make_model(name: str, root: Path) -> Path:
     (source / "config.json").write_text(json.dumps(config))
     folder = materialize(source, root / "model", WeightKind.PERTURBED, 7, tiny=False).folder
     file = folder / "model.safetensors"
-    # transformers 5 writes GPT-NeoX's head under the name that only transformers 4 has a module for
-    stored = {name.replace("embed_out", "lm_head"): value for name, value in load_file(file).items()}
-    save_file(stored, file, {"format": "pt"})
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        # it writes GPT-NeoX's head under the name that only transformers 4 has a module for
+        stored = {name.replace("embed_out", "lm_head"): value for name, value in load_file(file).items()}
+        save_file(stored, file, {"format": "pt"})
     return folder
 
 
@@ -202,14 +204,21 @@ def judge(port: Path, model: Path, exp: Path, adapter: StackAdapter, *, biased: 
     )  # fmt: skip
 
 
+def _batch() -> TokenBatch:
+    return draw_batch(131, (21, 13, 11), 6, 11)
+
+
+@functools.cache
+def expected_logits(model: Path) -> torch.Tensor:
+    """The source's fp32 logits [3, 6, vocabulary], from one forward over each whole row."""
+    reference, batch = load_reference(model, torch.float32), _batch()
+    rows = zip(batch.rows, batch.prompt_lengths, strict=True)
+    return torch.stack([sequence_logits(reference, row, length - 1)[:6] for row, length in rows])
+
+
 def logits_error(subject: Subject, model: Path, adapter: StackAdapter) -> tuple[float, float]:
     """Relative error of fp32 logits on ragged rows: through decode steps, and through prefill alone."""
-    batch = draw_batch(131, (21, 13, 11), 6, 11)
-    reference = load_reference(model, torch.float32)
-    wanted = [
-        sequence_logits(reference, row, length - 1)[:6]
-        for row, length in zip(batch.rows, batch.prompt_lengths, strict=True)
-    ]
+    batch, expected = _batch(), expected_logits(model)
     port = adapter.create_model(
         subject.modeling_file, subject.classes.causal, subject.classes.config, model, dtype=torch.float32,
         batch_size=3, seq_len=30,
@@ -218,7 +227,6 @@ def logits_error(subject: Subject, model: Path, adapter: StackAdapter) -> tuple[
     got = decode_logits(adapter, port, batch.rows, batch.prompt_lengths, 6)
     ends = [length + 3 for length in batch.prompt_lengths]
     prefilled = prefill_logits(adapter, port, batch.rows, ends)
-    expected = torch.stack(wanted)
     return _relative(got, expected), _relative(prefilled, expected[:, 3])
 
 

@@ -77,7 +77,10 @@ def test_each_block_of_a_family_broken_is_seen(
     made = family(name)
     source, unseen = made.port.read_text(), []
     edits = made.composer.broken()
-    assert len(edits) >= 4
+    if name != "llama":
+        plain = {edit.name for edit in family("llama").composer.broken()}
+        edits = tuple(edit for edit in edits if edit.name not in plain)
+    assert edits or name in ("llama tied, head_dim", "llama biases", "qwen2")  # llama's own blocks, with other switches
     for number, edit in enumerate(edits):
         assert source.count(edit.old) >= 1, edit
         folder = tmp_path / str(number)

@@ -53,8 +53,8 @@ class RecipeContext:
             "own_rotation": self.own_rotation,
             "window_test": self._flags("window"),
             "rope_test": self._flags("rope"),
-            "global_rope": self._rope("full_attention"),
-            "local_rope": self._rope("sliding_attention"),
+            "global_rope": self._rope(windowed=False),
+            "local_rope": self._rope(windowed=True),
             "local_rope_test": self.local_rope_test,
             "rotary_base": "Float32RotaryEmbedding" if self.fp32_tables else "RotaryEmbedding",
             "rotary_dim": self.rotary_dim,
@@ -111,7 +111,8 @@ class RecipeContext:
         """True for the layers that rotate with the local base."""
         if len(self.f.ropes) < 2:
             return ""
-        return self.layer_test([layer.rope == "sliding_attention" for layer in self.f.layers])
+        local = self._rope(windowed=True)
+        return self.layer_test([local is not None and layer.rope == local.name for layer in self.f.layers])
 
     def embedding_scale(self) -> str:
         """The factor on the token embeddings."""
@@ -267,11 +268,14 @@ class RecipeContext:
             remedy="Such a port needs a translation by hand or by an agent.",
         )
 
-    def _rope(self, name: str) -> RopeFacets | None:
+    def _rope(self, *, windowed: bool) -> RopeFacets | None:
+        """The tables of the layers with a window, or of those without; the only ones where there are no others."""
         ropes = self.f.ropes
         if len(ropes) == 1:
             return ropes[0]
-        return next((rope for rope in ropes if rope.name == name), None)
+        used = {layer.rope for layer in self.f.layers if layer.rope and bool(layer.window) is windowed}
+        found = [rope for rope in ropes if rope.name in used]
+        return found[0] if len(found) == 1 else None
 
 
 def _same(first: Any, second: Any) -> bool:

@@ -16,7 +16,7 @@ from equiport.content import content_dir
 from equiport.port.fingerprint import Fingerprint
 from equiport.port.recipes import BrokenEdit, Recipe, Slots, load_recipes, unserved
 from equiport.port.recipes_context import RecipeContext
-from equiport.port.scaffold_source import Definition, definitions, imports_of, merged, with_imports
+from equiport.port.scaffold_source import Definition, definitions, imports_of, merged, tidy, with_imports
 
 #: Parts of the modeling file that units make, in its order.
 SECTIONS = ("norm", "rope", "attention", "mlp", "layer", "embedding", "head")
@@ -123,7 +123,7 @@ class Composer:
             parts = [
                 (name, [item for item in definitions(text) if item.name not in own]) for name, text in units.items()
             ]
-            whole = [*parts, *(("the skeleton", definitions(self.section(name))) for name in _SKELETONS)]
+            whole = [*parts, *(("the skeleton", definitions(tidy(self.section(name)))) for name in _SKELETONS)]
             found = _ordered(merged(whole))
             imports = [*self.imports(), *(line for text in units.values() for line in imports_of(text))]
         body = "\n\n\n".join([self.config(), *(item.text for item in found), self._model()])
