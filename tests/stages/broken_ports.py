@@ -208,7 +208,38 @@ BROKEN = (
             """        converted["layers.0.mlp.up_proj.weight"] = converted["layers.0.mlp.up_proj.weight"].clone()
         converted["layers.0.mlp.up_proj.weight"][3, 5] += 0.05"""
         ),
-        2,
+        0,
         "up_proj",
+    ),
+    PortEdit(
+        "two tokens' rows swapped",
+        _in_conversion(
+            """        rows = converted["embed_tokens.weight"].clone()
+        rows[[7, 8]] = rows[[8, 7]]
+        converted["embed_tokens.weight"] = rows"""
+        ),
+        0,
+        "embed_tokens",
+    ),
+    PortEdit(
+        "padding row zeroed",
+        _in_conversion(
+            """        converted["embed_tokens.weight"] = converted["embed_tokens.weight"].clone()
+        converted["embed_tokens.weight"][0] = 0"""
+        ),
+        0,
+        "embed_tokens",
+    ),
+    PortEdit(
+        "one norm weight x1.01 at run time",
+        replaced(
+            (
+                "        self.norm = make_rmsnorm(config)",
+                "        self.norm = make_rmsnorm(config)\n"
+                "        self.norm.register_forward_hook(lambda module, inputs, output: output * 1.01)",
+            )
+        ),
+        2,
+        "norm",
     ),
 )

@@ -120,6 +120,16 @@ def test_a_correct_port_passes_on_five_seeds(edit: PortEdit, square_model: Path,
     assert distribution.verdict is Verdict.PASS, distribution.reasons
 
 
+def test_a_correct_port_of_a_model_with_biases_passes(tmp_path: Path) -> None:
+    """Sharded layers add the bias after the product is rounded, HF in one rounding: no fault of the port."""
+    config = {**SQUARE_LLAMA, "attention_bias": True, "mlp_bias": True}
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    model = materialize(tmp_path / "source", tmp_path / "model", WeightKind.PERTURBED, 5, tiny=False).folder
+    result = judged(CORRECT[0], model, tmp_path / "port", SEEDS)
+    assert result.first == (-1, ""), (result.structure.reasons, result.components)
+
+
 @pytest.mark.parametrize(
     "name", ["rotation interleaved", "rope theta x1.001", "decode position off by one", "eps", "one weight off"]
 )

@@ -24,7 +24,8 @@ from equiport.structure.mapping import ComponentMapping, check_mapping, load_map
 from equiport.trace.components import trace_components
 from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, save_samples
 
-_PROMPTS = (24, 17)
+# by turns: ragged, of equal length, one token alone; the longest row fills the cache to its last slot
+_PROMPTS = ((24, 17), (19, 19), (14, 1))
 _DECODE_STEPS = 5
 
 
@@ -137,16 +138,19 @@ def _fixtures(
 ) -> list[tuple[Fixture, Mapping[int, TokenBatch]]]:
     if kind is WeightKind.REAL:
         vocabulary = vocabulary_size(weights)
-        return [
-            (real_fixture(weights), {seed: draw_batch(vocabulary, _PROMPTS, _DECODE_STEPS, seed) for seed in seeds})
-        ]
+        batches = {seed: draw_batch(vocabulary, prompts, _DECODE_STEPS, seed) for seed, prompts in _turns(seeds)}
+        return [(real_fixture(weights), batches)]
     pairs: list[tuple[Fixture, Mapping[int, TokenBatch]]] = []
-    for seed in seeds:
+    for seed, prompts in _turns(seeds):
         target = experiment.root / "fixtures" / f"{kind.value}-{seed}"
         fixture = materialize(weights, target, kind, seed, tiny=True)
-        batch = draw_batch(vocabulary_size(target), _PROMPTS, _DECODE_STEPS, seed)
+        batch = draw_batch(vocabulary_size(target), prompts, _DECODE_STEPS, seed)
         pairs.append((fixture, {seed: batch}))
     return pairs
+
+
+def _turns(seeds: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
+    return [(seed, _PROMPTS[number % len(_PROMPTS)]) for number, seed in enumerate(seeds)]
 
 
 def _excited(fixture: Fixture, batch: TokenBatch) -> tuple[Excitation, ...]:

@@ -23,7 +23,7 @@ from equiport.stages.port_run import load_reasons
 from equiport.structure.class_divergence import detect_class_divergence
 from equiport.structure.mapping import ComponentMapping, MappingCheck, check_mapping, load_mapping, save_mapping
 from equiport.structure.propose import propose_mapping
-from equiport.structure.provenance import Origin, Provenance, trace_provenance
+from equiport.structure.provenance import Origin, Provenance, TensorProvenance, trace_provenance
 from equiport.structure.roles import component_type, in_framework
 from equiport.structure.tree import build_tree, flat_paths, write_trees
 
@@ -114,8 +114,14 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
     divergences = detect_class_divergence(subject.modeling_file, adapter.source_roots())
     root = context.experiment.root if context.experiment else output_dir.parent
     write_json(root / "class_divergence_report.json", [asdict(item) for item in divergences])
-    reasons = [*load_reasons(provenance.load), *_provenance_reasons(provenance, target), *_crossed_reasons(mapping)]
-    open_points = _mapping_reasons(check)
+    reasons = [
+        *load_reasons(provenance.load),
+        *_provenance_reasons(provenance, source, target),
+        *_crossed_reasons(mapping),
+    ]
+    lost, open_points = _unconsumed_reasons(provenance)
+    reasons += lost
+    open_points += _mapping_reasons(check)
     verdict = Verdict.FAIL if reasons else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
     metrics = StructureMetrics(
         source_modules=sum(1 for _ in flat_paths(source_tree)),
@@ -206,20 +212,56 @@ def _mapping(
     return mapping, check_mapping(mapping, source_paths, target_paths), "proposed by weight provenance"
 
 
-def _provenance_reasons(provenance: Provenance, target: nn.Module) -> list[Reason]:
-    reasons = [
-        Reason("WEIGHT_UNCONSUMED", "is in the checkpoint and reaches no parameter of the port", name)
-        for name in provenance.unconsumed
-    ]
+def _provenance_reasons(provenance: Provenance, source: nn.Module, target: nn.Module) -> list[Reason]:
     benign = set(provenance.load.benign)
     reported = set(provenance.load.missing) | benign
-    return reasons + [
-        Reason("NOT_FROM_WEIGHTS", "holds values that do not depend on the checkpoint", tensor.target)
-        for tensor in provenance.tensors
-        if tensor.origin is Origin.CONSTANT
-        and not any(_same_tail(tensor.target, name) for name in reported)
-        and not in_framework(target, tensor.target)
-    ]
+    reasons = []
+    for tensor in provenance.tensors:
+        if tensor.origin is Origin.ALTERED and _shapes_equal(tensor, source):
+            reasons.append(Reason("WEIGHT_ALTERED", f"is a copy, but {tensor.note}", tensor.target))
+        elif _vocabulary_rearranged(tensor, source):
+            reasons.append(
+                Reason("VOCABULARY_REARRANGED", "rows stand for other tokens than in the source", tensor.target)
+            )
+        elif (
+            tensor.origin is Origin.CONSTANT
+            and not any(_same_tail(tensor.target, name) for name in reported)
+            and not in_framework(target, tensor.target)
+        ):
+            reasons.append(
+                Reason("NOT_FROM_WEIGHTS", "holds values that do not depend on the checkpoint", tensor.target)
+            )
+    return reasons
+
+
+def _unconsumed_reasons(provenance: Provenance) -> tuple[list[Reason], list[Reason]]:
+    """(faults, open points): a tensor that arrives nowhere is lost, unless computed tensors may have taken it up."""
+    untraced = [tensor for tensor in provenance.tensors if tensor.origin is Origin.COMPUTED and not tensor.sources]
+    if untraced:
+        what = (
+            f"reaches no parameter by itself; {len(untraced)} computed tensors may hold it, first {untraced[0].target}"
+        )
+        return [], [Reason("WEIGHT_UNTRACED", what, name) for name in provenance.unconsumed]
+    what = "is in the checkpoint and reaches no parameter of the port"
+    return [Reason("WEIGHT_UNCONSUMED", what, name) for name in provenance.unconsumed], []
+
+
+def _source_shape(tensor: TensorProvenance, source: nn.Module) -> tuple[int, ...] | None:
+    parameters = dict(source.named_parameters(remove_duplicate=False))
+    found = parameters.get(tensor.sources[0]) if len(tensor.sources) == 1 else None
+    return tuple(found.shape) if found is not None else None
+
+
+def _shapes_equal(tensor: TensorProvenance, source: nn.Module) -> bool:
+    return _source_shape(tensor, source) == tensor.shape
+
+
+def _vocabulary_rearranged(tensor: TensorProvenance, source: nn.Module) -> bool:
+    """Embeddings and heads have one row a token: no order but the source's is right."""
+    if tensor.origin not in (Origin.ROWS, Origin.ELEMENTS) or not _shapes_equal(tensor, source):
+        return False
+    path = tensor.sources[0].rsplit(".", 1)[0]
+    return isinstance(source.get_submodule(path), nn.Embedding) or path.split(".")[-1] in ("lm_head", "embed_out")
 
 
 def _same_tail(first: str, second: str) -> bool:

@@ -80,7 +80,7 @@ def _sources_of(trees: _Trees, path: str) -> tuple[str, ...]:
     tensors = {name for tensor in trees.tensors(path) for name in tensor.sources}
     if not tensors:
         return ()
-    if owns_parameters(module):
+    if owns_parameters(module) and not _has_weighted_children(module):
         holders = {_same_role(trees, name, module, path).rsplit(".", 1)[0] for name in tensors}
         return _in_tree_order(trees.source, holders)
     ancestor = _common_ancestor([name.rsplit(".", 1)[0] for name in tensors])
@@ -88,6 +88,11 @@ def _sources_of(trees: _Trees, path: str) -> tuple[str, ...]:
         return ()
     unsolved = sum(tensor.origin is Origin.COMPUTED and not tensor.sources for tensor in trees.tensors(path))
     return (ancestor,) if len(trees.source_tensors(ancestor) ^ tensors) == unsolved else ()
+
+
+def _has_weighted_children(module: nn.Module) -> bool:
+    """A module with a bare parameter beside projections of its own is a composite, no fused projection."""
+    return any(any(True for _ in child.parameters()) for child in module.children())
 
 
 def _by_majority(trees: _Trees, found: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:

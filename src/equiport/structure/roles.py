@@ -79,6 +79,8 @@ def explanation(module: nn.Module) -> str:
         return f"{cls}: {_FRAMEWORK[cls]}"
     if any(mark in cls.lower() for mark in _ACTIVATIONS) and not owns_parameters(module):
         return f"{cls}: an activation without weights, tested inside its parent"
+    if cls in ("Dropout", "Identity"):
+        return f"{cls}: does nothing in eval mode"
     if cls in _GROUPS:
         return f"{cls}: the stack's wrapper; its projections are mapped one by one"
     return ""

@@ -54,6 +54,11 @@ class _Step:
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
 
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether [B, T, ...] holds every real token of this step, or the last one of each row."""
+        rows, width = tensor.shape[:2]
+        return rows == len(self.counts) and (width >= max(self.counts) or (self.phase == "prefill" and width == 1))
+
 
 def shadow_target(
     adapter: StackAdapter, model: nn.Module, batch: TokenBatch, pairs: Sequence[ShadowPair], reference: ReferenceIO
@@ -102,6 +107,9 @@ def _watch(module: nn.Module, pair: ShadowPair, step: _Step, reference: Referenc
             shape = None if fed is None else tuple(fed.shape)
             found.problem = f"takes a hidden tensor of shape {tuple(own.shape)}, the source's is {shape}"
             return None
+        if not step.fits(own):
+            found.problem = f"is called on a part of the batch or of the sequence, {tuple(own.shape)}"
+            return None
         value = own.clone()
         for row, (start, end, offset) in enumerate(_spans(step, own.shape[1])):
             value[row, offset : offset + end - start] = fed[row, start:end].to(own.dtype)
@@ -114,6 +122,9 @@ def _watch(module: nn.Module, pair: ShadowPair, step: _Step, reference: Referenc
             found.problem = found.problem or "returns no tensor"
             return
         tensor = tensors[0].detach()
+        if found.problem or not step.fits(tensor):
+            found.problem = found.problem or f"gives a part of the batch or of the sequence, {tuple(tensor.shape)}"
+            return
         spans = _spans(step, tensor.shape[1])
         local = token_positions(
             [offset for *_, offset in spans], [offset + end - start for start, end, offset in spans]
