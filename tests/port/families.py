@@ -173,6 +173,11 @@ class Judgement:
         return found + ([f"prefill logits off by {self.prefill:.1e}"] if not self.prefill < 1e-5 else [])
 
 
+# Judged by their fp32 logits alone: each is a family above with other switches.
+VARIANTS = (
+    "llama tied, head_dim", "llama biases", "llama linear", "llama llama3", "llama yarn", "qwen2 windows",
+    "smollm3 first without rope", "gpt_neox sequential",
+)  # fmt: skip
 # A projection with a bias rounds twice on the stack and once in the source: alone that gives R of 1.2 to 1.5.
 BIASED = ("llama biases", "qwen2", "qwen2 windows", "glm4", "stablelm", "gpt_neox", "gpt_neox sequential")
 

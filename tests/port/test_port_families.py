@@ -18,7 +18,7 @@ from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import Subject
 
-from .families import BIASED, FAMILIES, judge, logits_error, make_model
+from .families import BIASED, FAMILIES, VARIANTS, judge, logits_error, make_model
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,19 @@ def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
     return make
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in VARIANTS])
 def test_the_port_of_a_family_passes(name: str, family, adapter: StackAdapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     made = family(name)
     judgement = judge(made.port, made.model, tmp_path / "exp", adapter, biased=name in BIASED)
     assert not judgement.failures, "\n".join(judgement.failures)
     assert len(judgement.components) >= 12, judgement.untestable
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_port_of_a_variant_gives_the_reference_s_logits(name: str, family, adapter: StackAdapter) -> None:  # type: ignore[no-untyped-def]
+    made = family(name)
+    subject = Subject(made.model, find_port_classes(made.port), "nxdi")
+    assert max(logits_error(subject, made.model, adapter)) < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
