@@ -65,6 +65,7 @@ class RecipeContext:
             "scaled_embedding": "multipliers.embedding" in self.blocks and not self.scaled_embedding_class,
             "own_head": bool({"multipliers.logits", "head.softcap"} & self.blocks),
             "norm_imports": self.norm_imports(),
+            "reads_kv_heads": any(found.name == "num_key_value_heads" for found in self.f.config_keys),
             "backbone_prefix": f"{self.f.names.backbone}.",
             **{name: getattr(self, name) for name in methods},
         }
