@@ -58,7 +58,8 @@ def run_unit_test(units: Path, unit: str, timeout: float = 300.0) -> UnitTest:
         ended = subprocess.run(
             command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
-        output, code = ended.stdout + ended.stderr, ended.returncode
+        # pytest's own last word is the end of standard output
+        output, code = ended.stderr + ended.stdout, ended.returncode
     except subprocess.TimeoutExpired:
         output, code = f"no end after {timeout:g} s", -1
     write_text(log, output)
