@@ -129,6 +129,8 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
                 print(skip)
             experiment.result_path(stage).unlink(missing_ok=True)
             continue
+        if stage == 6 and not _done(experiment, 5, backend):
+            continue
         if stage < first and _done(experiment, stage, backend):
             result = experiment.result(stage)
             if not quiet and result is not None:

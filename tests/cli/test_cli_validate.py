@@ -165,7 +165,7 @@ def two_causal_classes(world: World) -> None:
         (None, ["{exp}", "--seed", "3"], 2, ["exclude one another", "--seed"]),
         (None, ["{exp}", "--thresholds", "t.json"], 2, ["exclude one another", "--thresholds"]),
         (None, ["{exp}"], 2, ["{exp}", "no such experiment directory"]),
-        (None, ["{all}", "--through", "4"], 2, ["--through", "stage 4 is not built"]),
+        (None, ["{all}", "--through", "7"], 2, ["--through", "stage 7 is not built"]),
         (None, ["{all}", "--through", "11"], 2, ["--through", "no stage 11"]),
         (None, ["{all}", "--stack", "unheard_of"], 2, ["unknown stack 'unheard_of'", "nxdi"]),
         (None, ["{all}", "--causal-class", "Nothing"], 2, ["modeling_llama_nxdi.py", "has no class 'Nothing'"]),
