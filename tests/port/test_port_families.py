@@ -18,7 +18,7 @@ from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import Subject
 
-from .families import BIASED, FAMILIES, VARIANTS, judge, logits_error, make_model
+from .families import FAMILIES, VARIANTS, judge, logits_error, make_model
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in VARIANTS])
 def test_the_port_of_a_family_passes(name: str, family, adapter: StackAdapter, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     made = family(name)
-    judgement = judge(made.port, made.model, tmp_path / "exp", adapter, biased=name in BIASED)
+    judgement = judge(made.port, made.model, tmp_path / "exp", adapter)
     assert not judgement.failures, "\n".join(judgement.failures)
     assert len(judgement.components) >= 12, judgement.untestable
 

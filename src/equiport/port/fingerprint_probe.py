@@ -17,24 +17,17 @@ from torch import Tensor, nn
 
 from equiport.errors import EquiportError
 from equiport.fixtures.tiny_config import tiny_config
+from equiport.fixtures.tiny_widths import WIDTH_KEYS
 from equiport.fixtures.weights import WeightKind, draw_weights
 from equiport.port.source_reading_model import SourceModel, build_config, build_model, first_line
 
 TOKENS = 28  # more than the window (12) and the original positions (16) of a tiny config
 _SEED = 7
-_EXPERTS = 8
 _LIMIT = 60_000_000  # weights of the small model
 _SOFTCAP, _FINAL_SOFTCAP, _CLIP, _WINDOW = 2.25, 3.25, 0.8, 12
 # the tiny config shrinks layers too; here they stay, only the widths go
 _KEPT = ("num_hidden_layers", "layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type",
          "mlp_only_layers", "moe_layers", "first_k_dense_replace", "max_window_layers")  # fmt: skip
-_WIDTHS = {"kv_lora_rank": 24, "q_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16,
-           "moe_intermediate_size": 48, "expert_ffn_hidden_size": 48, "shared_expert_intermediate_size": 56,
-           "moe_shared_expert_intermediate_size": 56, "ffn_hidden_size": 160, "n_inner": 160, "num_experts_per_tok": 2,
-           "num_experts_per_token": 2, "moe_topk": 2, "moe_k": 2, "topk_group": 1, "n_group": 1,
-           "intermediate_size_mlp": 144, "hidden_size_per_layer_input": 16,
-           "vocab_size_per_layer_input": 503}  # fmt: skip
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 
 @dataclass(frozen=True)
@@ -89,16 +82,10 @@ def small_values(source: SourceModel) -> dict[str, Any]:
     for name in _KEPT:
         if name in values:
             tiny[name] = values[name]
-    for name, width in _WIDTHS.items():
-        if isinstance(values.get(name), int):
-            tiny[name] = min(values[name], width)
-    if "qk_rope_head_dim" in tiny and values.get("head_dim") == values["qk_rope_head_dim"]:
-        tiny["head_dim"] = tiny["qk_rope_head_dim"]
-    if "qk_head_dim" in tiny:
-        tiny["qk_head_dim"] = tiny["qk_nope_head_dim"] + tiny["qk_rope_head_dim"]
-    for name in _EXPERT_COUNTS:
-        if isinstance(values.get(name), int) and values[name] > 1:
-            tiny[name] = min(values[name], _EXPERTS)
+    for name in ("n_group", "topk_group"):
+        # one group: which experts are chosen does not matter to what is measured
+        if isinstance(tiny.get(name), int):
+            tiny[name] = 1
     for name, value in values.items():
         # constants that must bind at the small scale
         if "softcap" in name and isinstance(value, (int, float)):
@@ -122,23 +109,14 @@ def small_values(source: SourceModel) -> dict[str, Any]:
 
 
 def _shrink_nested(tiny: dict[str, Any]) -> None:
-    """Widths inside nested settings: frequency factors, one a turning pair; sub-configs of attention and experts."""
-    head_dim = tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]
+    """Key heads and clamps inside nested settings of the attention."""
     for name, nested in list(tiny.items()):
         if not isinstance(nested, dict):
             continue
-        share = nested.get("partial_rotary_factor") or tiny.get("partial_rotary_factor") or 1.0
-        pairs = int(head_dim * share) // 2
         changed = dict(nested)
         for key, value in nested.items():
-            if key in ("short_factor", "long_factor") and isinstance(value, list) and value:
-                changed[key] = [value[index % len(value)] for index in range(pairs)]
-            elif key == "kv_n_heads":
+            if key == "kv_n_heads":
                 changed[key] = tiny.get("num_key_value_heads") or 2
-            elif key in _WIDTHS and isinstance(value, int):
-                changed[key] = min(value, _WIDTHS[key])
-            elif key in _EXPERT_COUNTS and isinstance(value, int):
-                changed[key] = min(value, _EXPERTS)
             elif "clip" in key and isinstance(value, (int, float)):
                 changed[key] = _CLIP
         tiny[name] = changed
@@ -151,7 +129,7 @@ def _filled(source: SourceModel) -> dict[str, Any]:
     dims = {"hidden_size", "num_attention_heads", "num_hidden_layers", "vocab_size", "intermediate_size",
             "num_key_value_heads", "head_dim", "sliding_window", "layer_types", "rope_parameters", "no_rope_layers",
             "rope_scaling", "rope_theta", "model_type", "num_kv_heads"}  # fmt: skip
-    keep = dims | standard | set(_WIDTHS) | set(_EXPERT_COUNTS) | set(_KEPT)
+    keep = dims | standard | WIDTH_KEYS | set(_KEPT)
     raw = source.raw
     filled = {key: value for key, value in filled.items() if key in keep and key not in raw}
     if filled.get("head_dim") and "head_dim" not in raw:

@@ -9,6 +9,7 @@ from equiport.port.fingerprint_keys import contradictions
 from equiport.port.fingerprint_merge import Problem
 from equiport.port.source_reading_facets import norm_centres, norm_offset, read_text
 from equiport.port.source_reading_model import SourceModel, numbered
+from equiport.reference.stored_names import loaded_names
 
 _BUFFERS = re.compile(r"inv_freq$|attn\.bias$|masked_bias$|attention\.bias$|\.rotary_emb\.")
 
@@ -24,7 +25,7 @@ def questions_of(
         *_from_problems(found, problems),
         *_from_claims(source, found, problems),
         *_from_text(source, found),
-        *_from_weights(found, stored),
+        *_from_weights(found, tuple(loaded_names(source.skeleton, stored).values())),
     ]
     return tuple({question.id: question for question in questions}.values())
 
@@ -119,7 +120,8 @@ def _disagreement(facet: str, text: str, measured: str) -> OpenQuestion:
 
 
 def _from_weights(found: Fingerprint, stored: tuple[str, ...]) -> list[OpenQuestion]:
-    """Names of stored tensors against the skeleton's; experts are left out, their layout differs between versions."""
+    """Names of stored tensors, as they are once loaded, against the skeleton's; experts are left out, their layout
+    differs between versions."""
     if not stored:
         return []
     prefix = f"{found.names.backbone}." if found.names.backbone else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,9 @@ def run_port(options: PortOptions) -> ExitCode:
         OpenQuestionError: the plan has open questions, or a block that no translator can make (it is named).
         EquiportError: bad input, or a phase that fails.
     """
-    model = options.model.absolute()
+    # tests run in folders of their own: relative paths would lose their meaning there
+    options = replace(options, out=options.out.absolute(), model=options.model.absolute())
+    model = options.model
     read_config(model)
     translators = _translators(options.engine)
     try:
@@ -254,19 +256,10 @@ def _hand_over(run: _Run, made: PortPlan, port: Path, classes: PortClasses) -> N
 
 def _experiment(run: _Run, model: Path, port: Path, classes: PortClasses) -> ExitCode:
     from equiport.pipeline import PortGiven, open_or_make, run_pipeline
-    from equiport.port.port_run_mapping import explain_unmatched
-    from equiport.stages import stage0
-    from equiport.stages.frame import StageOptions, Subject
 
     options = run.options
     given = PortGiven(port, model, options.experiment, classes.inner, classes.causal, classes.config, options.stack)
     experiment = open_or_make(None, given, options.through)
-    if not experiment.mapping_file.is_file():
-        subject = Subject(model, classes, options.stack)
-        quiet = StageOptions(exp_dir=experiment.root, quiet=True)
-        stage0.run(quiet, subject, load_adapter(options.stack), experiment.model_tree)
-        for name in explain_unmatched(experiment, model):
-            run.say(f"mapping: {name} is explained, not compared")
     code = run_pipeline(experiment, first=8, quiet=options.quiet, debug=options.debug)
     if code is ExitCode.PASS:
         run.say(f"how to compile and serve it: {options.out / 'README.md'}")

@@ -68,7 +68,7 @@ def load_source(folder: Path, *, trust_remote_code: bool = False) -> SourceModel
     raw = read_config(folder)
     model_type = model_type_of(folder, raw)
     if model_type in causal_types():
-        model = _known_skeleton(folder)
+        model = skeleton(folder)
         return SourceModel(folder, raw, model.config, model, source_file(type(model)), remote=False)
     if model_type in known_types():
         model = _other_skeleton(folder, raw)
@@ -178,19 +178,6 @@ def first_line(error: BaseException) -> str:
     """The first line of an error."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
-
-
-def _known_skeleton(folder: Path) -> nn.Module:
-    try:
-        return skeleton(folder)
-    except EquiportError:
-        raise
-    except Exception as error:
-        raise EquiportError(
-            f"transformers refuses it: {' '.join(str(error).split())[:300]}",
-            where=folder / "config.json",
-            remedy="Check the config.",
-        ) from error
 
 
 def _remote_skeleton(folder: Path) -> nn.Module:

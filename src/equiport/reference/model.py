@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=dtype, attn_implementation="eager", output_loading_info=True
             )
-        except (ValueError, OSError, KeyError, RuntimeError, AttributeError, TypeError) as error:
+        except Exception as error:  # config validation and models' constructors raise all kinds
             raise EquiportError(
                 f"transformers cannot load it: {_first_line(error)}",
                 where=folder,
@@ -86,12 +87,8 @@ def skeleton(folder: Path) -> nn.Module:
     with quiet_transformers(), torch.device("meta"):
         try:
             return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise EquiportError(
-                f"transformers cannot build it: {_first_line(error)}",
-                where=folder / "config.json",
-                remedy="Check the config.",
-            ) from error
+        except Exception as error:  # whatever a model's constructor makes of a faulty config
+            raise _refused("transformers cannot build it", error, config.to_dict(), folder) from error
 
 
 def materialize(
@@ -108,10 +105,13 @@ def materialize(
 
     raw = read_config(source)
     shrunk = tiny_config(raw, square=square) if tiny else None
-    config = _config_from(shrunk.config if shrunk else raw, target)
+    config = _config_from(shrunk.config if shrunk else raw, source)
     torch.manual_seed(seed)
     with quiet_transformers():
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+        except Exception as error:
+            raise _refused("transformers cannot build a fixture of it", error, config.to_dict(), source) from error
         tied = bool(getattr(config, "tie_word_embeddings", False))
         model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied))
     with _staged(target) as staging:
@@ -170,10 +170,24 @@ def _config_from(raw: dict[str, Any], where: Path) -> Any:
     values.pop("quantization_config", None)
     try:
         return AutoConfig.for_model(model_type, **values)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EquiportError(
-            f"transformers refuses it: {_first_line(error)}", where=where / "config.json", remedy="Check the config."
-        ) from error
+    except Exception as error:  # transformers 5 has validation errors of its own, which are no ValueErrors
+        raise _refused("transformers refuses it", error, raw, where) from error
+
+
+def _refused(what: str, error: BaseException, values: dict[str, Any], folder: Path) -> EquiportError:
+    """One line for a config that transformers does not take, with the field where it can be told."""
+    said = " ".join(str(error).split())[:300] or type(error).__name__
+    named = re.search(r"field '(\w+)'", said)
+    field = named[1] if named else ""
+    if isinstance(error, KeyError) and error.args:
+        said = f"it knows no {said}"
+        field = next((key for key, value in values.items() if _holds(value, error.args[0])), "")
+    return EquiportError(f"{what}: {said}", where=folder / "config.json", field=field, remedy="Check the config.")
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return bool(value == wanted) or any(_holds(item, wanted) for item in inner)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from equiport.experiment.config import EquivConfig
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import materialize, skeleton
+from equiport.reference.stored_names import loaded_names
 from equiport.stacks.contract import StackAdapter
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.port_run import load_reasons
@@ -110,6 +111,7 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         folder,
         on_step=lambda text: progress.line(f"provenance: {text}"),
     )
+    provenance = provenance.loaded(loaded_names(source, [header.name for header in tensor_headers(folder)]))
     mapping, check, origin = _mapping(context, source, target, provenance)
     divergences = detect_class_divergence(subject.modeling_file, adapter.source_roots())
     root = context.experiment.root if context.experiment else output_dir.parent

@@ -19,6 +19,8 @@ from equiport.errors import EquiportError
 from equiport.experiment.atomic import read_json, write_json
 from equiport.structure.tree import with_index
 
+_BLOCKS = r"\d+:[1-9]\d*:[1-9]\d*:[1-9]\d*"
+_ALIGN = re.compile(rf"repeat:[1-9]\d*:[1-9]\d*|take:{_BLOCKS}(,{_BLOCKS})*")
 _NOTE_KEYS = {"reasoning", "indices", "reduction_split", "component_type", "align"}
 
 
@@ -51,16 +53,14 @@ class MappingEntry:
         """ref_fp32, ref_bf16, target[, target_fp32] with the declared alignment applied to the reference sides.
 
         `repeat:R:D`: each block of D channels stands R times in the target (kv heads replicated to query heads).
+        `take:FIRST:WIDTH:STEP:COUNT,...`: the target has a part of the channels, COUNT blocks of WIDTH from FIRST on,
+        one every STEP (a projection split off a fused one).
         """
         if not self.align:
             return tensors
-        _, times, width = self.align.split(":")
-
-        def repeated(tensor: Tensor) -> Tensor:
-            blocks = tensor.reshape(*tensor.shape[:-1], -1, int(width))
-            return blocks.repeat_interleave(int(times), dim=-2).reshape(*tensor.shape[:-1], -1)
-
-        return (repeated(tensors[0]), repeated(tensors[1]), *tensors[2:])
+        kind, _, text = self.align.partition(":")
+        change = _repeated if kind == "repeat" else _taken
+        return (change(tensors[0], text), change(tensors[1], text), *tensors[2:])
 
     def instances(self) -> list[tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]]:
         """(source paths, target paths, index) of each instance."""
@@ -68,6 +68,23 @@ class MappingEntry:
             (tuple(fill(path, index) for path in self.source), tuple(fill(path, index) for path in self.target), index)
             for index in (self.indices or ((),))
         ]
+
+
+def _repeated(tensor: Tensor, text: str) -> Tensor:
+    times, width = text.split(":")
+    blocks = tensor.reshape(*tensor.shape[:-1], -1, int(width))
+    return blocks.repeat_interleave(int(times), dim=-2).reshape(*tensor.shape[:-1], -1)
+
+
+def _taken(tensor: Tensor, text: str) -> Tensor:
+    parts = (tuple(map(int, part.split(":"))) for part in text.split(","))
+    channels = [
+        channel
+        for first, width, step, count in parts
+        for start in range(first, first + step * count, step)
+        for channel in range(start, start + width)
+    ]
+    return tensor[..., channels]
 
 
 @dataclass(frozen=True)
@@ -172,8 +189,8 @@ def _parse(path: Path, number: int, item: Any) -> MappingEntry:
     if split is not None and (isinstance(split, bool) or not isinstance(split, int) or split < 1):
         raise bad("reduction_split must be a positive integer")
     align = str(notes.get("align", ""))
-    if align and not re.fullmatch(r"repeat:[1-9]\d*:[1-9]\d*", align):
-        raise bad(f"align {align!r} is unknown; known is repeat:TIMES:WIDTH")
+    if align and not _ALIGN.fullmatch(align):
+        raise bad(f"align {align!r} is unknown; known are repeat:TIMES:WIDTH and take:FIRST:WIDTH:STEP:COUNT,...")
     indices = _indices(notes.get("indices", []))
     if indices is None:
         raise bad("indices must be a list of layer numbers, or of lists of numbers")

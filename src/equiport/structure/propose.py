@@ -14,6 +14,7 @@ from equiport.structure.roles import explanation, is_container, is_rotary, is_wr
 from equiport.structure.tree import with_index
 
 _Index = tuple[int, ...]
+_BLOCKS = 64  # of a part of a fused projection, written into the mapping
 
 
 @dataclass
@@ -38,6 +39,11 @@ class _Trees:
         """Provenance of the target tensors below `path`."""
         return [tensor for tensor in self.provenance.tensors if tensor.target.startswith(path + ".")]
 
+    def height(self, tensor: str) -> int:
+        """Rows of a source parameter; 0 where the source has no such parameter."""
+        parameters = dict(self.source.named_parameters(remove_duplicate=False))
+        return parameters[tensor].shape[0] if tensor in parameters and parameters[tensor].dim() else 0
+
     def source_tensors(self, path: str) -> set[str]:
         """Names of the source's parameters below `path`."""
         return {name for name, _ in self.source.named_parameters() if name.startswith(path + ".")}
@@ -60,7 +66,7 @@ def propose_mapping(
         tensors = trees.tensors(path)
         pair.origins.update(tensor.origin.value for tensor in tensors if tensor.origin is not Origin.CONSTANT)
         if owns_parameters(target.get_submodule(path)):
-            pair.aligns.update(_replication(tensor) for tensor in tensors)
+            pair.aligns.update(_alignment(trees, tensor) for tensor in tensors)
     entries = [_entry(trees, key, pair, reduction_split) for key, pair in pairs.items()]
     order = {with_index(path)[0]: number for number, (path, _) in enumerate(target.named_modules())}
     entries.sort(key=lambda entry: order.get(with_index(entry.instances()[0][1][0])[0], 0))
@@ -78,8 +84,8 @@ def _sources_of(trees: _Trees, path: str) -> tuple[str, ...]:
     """The source modules that hold what the target module was made of; nothing if there is no such module."""
     module = trees.target.get_submodule(path)
     tensors = {name for tensor in trees.tensors(path) for name in tensor.sources}
-    if not tensors:
-        return ()
+    if not tensors or not tensors <= trees.aliases.keys():
+        return ()  # made of nothing, or of tensors that the source itself has no place for
     if owns_parameters(module) and not _has_weighted_children(module):
         holders = {_same_role(trees, name, module, path).rsplit(".", 1)[0] for name in tensors}
         return _in_tree_order(trees.source, holders)
@@ -116,8 +122,8 @@ def _by_majority(trees: _Trees, found: dict[str, tuple[str, ...]]) -> dict[str, 
 def _aliases(source: nn.Module) -> dict[str, tuple[str, ...]]:
     """Tensor name -> all names of the same parameter (tied weights)."""
     names: dict[int, list[str]] = defaultdict(list)
-    for name, parameter in source.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
+    for name, tensor in (*source.named_parameters(remove_duplicate=False), *source.named_buffers()):
+        names[id(tensor)].append(name)
     return {name: tuple(group) for group in names.values() for name in group}
 
 
@@ -156,6 +162,36 @@ def _file(pairs: dict[tuple[tuple[str, ...], str], _Pair], sources: tuple[str, .
         pair.indices.append(index)
         return pair
     return pairs[(sources, target)]
+
+
+def _alignment(trees: _Trees, tensor: TensorProvenance) -> str:
+    """How the source's channels stand in the target: replicated, or a part of them; nothing where they are the same."""
+    if tensor.row_map is not None and len(tensor.sources) == 1:
+        rows = [row for _, row in tensor.row_map]
+        # a part alone: rows of a whole tensor in another order are a fault until the module around proves otherwise
+        if len(set(rows)) == len(rows) < trees.height(tensor.sources[0]):
+            return _part(rows)
+    return _replication(tensor)
+
+
+def _part(rows: Sequence[int]) -> str:
+    """`take:FIRST:WIDTH:STEP:COUNT,...` for these rows; nothing where they are too scattered to be written down."""
+    runs: list[tuple[int, int]] = []
+    for row in rows:
+        if runs and row == runs[-1][0] + runs[-1][1]:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((row, 1))
+    blocks: list[list[int]] = []
+    for first, width in runs:
+        last = blocks[-1] if blocks else []
+        step = (first - last[0]) // last[3] if last else 0
+        if last and last[1] == width and step > 0 and first == last[0] + step * last[3] and last[2] in (step, 0):
+            last[2], last[3] = step, last[3] + 1
+        else:
+            blocks.append([first, width, 0, 1])
+    parts = [":".join(map(str, (first, width, step or width, count))) for first, width, step, count in blocks]
+    return "take:" + ",".join(parts) if len(parts) <= _BLOCKS else ""
 
 
 def _replication(tensor: TensorProvenance) -> str:

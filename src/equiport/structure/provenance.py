@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -72,6 +72,11 @@ class Provenance:
     def of(self, target: str) -> TensorProvenance | None:
         """The origin of one target tensor."""
         return next((tensor for tensor in self.tensors if tensor.target == target), None)
+
+    def loaded(self, names: Mapping[str, str]) -> Provenance:
+        """The same with sources named as in the loaded model; `unconsumed` keeps the names of the checkpoint."""
+        tensors = (replace(one, sources=tuple(names.get(name, name) for name in one.sources)) for one in self.tensors)
+        return replace(self, tensors=tuple(tensors))
 
 
 def trace_provenance(
