@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import doctor, plan, port, report, validate
+from equiport.cli import audit, doctor, plan, port, report, validate
 
 app = typer.Typer(
     name="equiport",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("plan", help=plan.HELP)(plan.plan)
 app.command("port", help=port.HELP)(port.port)
+app.command("audit", help=audit.HELP)(audit.audit)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)

@@ -1,0 +1,148 @@
+"""Tests that compare nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from equiport.audit.flow import DRAWN, VERDICT, on_port_side, on_reference_side
+from equiport.audit.model import Hit, Role, Rule, Severity
+from equiport.audit.queries import asserted, collected_tests, comparisons, reached
+from equiport.audit.rules.frame import in_test
+from equiport.audit.source import FunctionNode, ParsedModule
+
+_SHAPE = frozenset({"shape", "dtype", "device", "ndim"})
+_SHAPE_CALLS = frozenset({"isinstance", "hasattr", "len", "callable", "size", "dim", "isfinite", "isnan", "isinf", "type"})
+
+
+def check(module: ParsedModule) -> Iterator[Hit]:
+    """Tests without a comparison, asserts that always hold, verdicts that nobody asserts."""
+    if module.role is not Role.TEST:
+        return
+    found = list(comparisons(module))
+    for node in module.nodes:
+        if isinstance(node, ast.Assert) and _tautology(module, node.test):
+            yield Hit(node, "always holds")
+    for item in found:
+        if item.kind in ("verdict", "predicate") and not _used(module, item.call):
+            yield Hit(item.call, f"{item.name} gives a verdict that nobody asserts")
+    for function in collected_tests(module):
+        bodies = reached(module, function)
+        inside = [item for item in found if any(outer in bodies for outer in module.around(item.call))]
+        if any(item.kind in ("asserting", "block", "verdict", "predicate") for item in inside):
+            continue
+        asserts = [node for body in bodies for node in ast.walk(body) if isinstance(node, ast.Assert)]
+        if not any(_compares(module, node.test) for node in asserts):
+            yield Hit(function, f"{function.name} compares nothing of the port with the source")
+
+
+def _used(module: ParsedModule, call: ast.Call) -> bool:
+    """The verdict decides something: asserted where it stands, or through a name that is asserted."""
+    if asserted(module, call):
+        return True
+    for outer in module.around(call):
+        if isinstance(outer, ast.Assign):
+            names = {item.id for target in outer.targets for item in ast.walk(target) if isinstance(item, ast.Name)}
+            return _read_again(module, call, names)
+        if isinstance(outer, (ast.AugAssign, ast.NamedExpr)) and isinstance(outer.target, ast.Name):
+            return _read_again(module, call, {outer.target.id})
+        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr in ("append", "extend"):
+            base = outer.func.value
+            return isinstance(base, ast.Name) and _read_again(module, call, {base.id})
+        if isinstance(outer, ast.stmt) and not isinstance(outer, (ast.Expr, ast.With)):
+            return isinstance(outer, (ast.For, ast.Raise))
+    return False
+
+
+def _read_again(module: ParsedModule, call: ast.Call, names: set[str]) -> bool:
+    function: FunctionNode | ast.Module = module.function_of(call) or module.tree
+    return any(
+        isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and asserted(module, node)
+        for node in ast.walk(function)
+    )
+
+
+def _tautology(module: ParsedModule, test: ast.expr) -> bool:
+    if isinstance(test, ast.Constant):
+        return bool(test.value)
+    if isinstance(test, (ast.Tuple, ast.List)):
+        return bool(test.elts)
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.Or):
+        return any(_tautology(module, value) for value in test.values)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        left, right = test.left, test.comparators[0]
+        if isinstance(test.ops[0], (ast.Eq, ast.Is, ast.LtE, ast.GtE)):
+            return ast.dump(left) == ast.dump(right)
+        numbers = module.flow.number(left), module.flow.number(right)
+        if isinstance(left, ast.Constant) and isinstance(right, ast.Constant) and None not in numbers:
+            return isinstance(test.ops[0], (ast.Lt, ast.Gt, ast.NotEq))
+    call = test if isinstance(test, ast.Call) else None
+    if call is not None and len(call.args) >= 2 and getattr(call.func, "attr", "") in ("allclose", "equal", "array_equal"):
+        return ast.dump(call.args[0]) == ast.dump(call.args[1])
+    return False
+
+
+def _compares(module: ParsedModule, test: ast.expr) -> bool:
+    """Whether values of both sides flow into an assert; shapes, types and existence alone are none."""
+    wanted = [item for item in _values(test)]
+    origins = frozenset().union(*(module.flow.origins(item) for item in wanted)) - {DRAWN}
+    if VERDICT in origins or "measured" in origins:
+        return True
+    return on_reference_side(origins) and on_port_side(origins)
+
+
+def _values(test: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _values(value)
+    elif isinstance(test, ast.UnaryOp):
+        yield from _values(test.operand)
+    elif isinstance(test, ast.Compare):
+        if any(isinstance(op, (ast.Is, ast.IsNot)) for op in test.ops):
+            return
+        for value in (test.left, *test.comparators):
+            yield from _values(value)
+    elif isinstance(test, ast.Attribute) and test.attr in _SHAPE:
+        return
+    elif isinstance(test, ast.Subscript):
+        yield from _values(test.value)
+    elif isinstance(test, ast.Call):
+        name = test.func.attr if isinstance(test.func, ast.Attribute) else getattr(test.func, "id", "")
+        if name in ("all", "any", "bool", "item", "not"):
+            inner = [test.func.value] if isinstance(test.func, ast.Attribute) and not test.args else test.args
+            for value in inner:
+                yield from _values(value)
+        elif name not in _SHAPE_CALLS:
+            yield test
+    elif not isinstance(test, ast.Constant):
+        yield test
+
+
+_JUDGE = "    result = compare_3tensors(out1, out2, out3)\n"
+
+RULE = Rule(
+    id="no-comparison",
+    severity=Severity.ERROR,
+    title="a test that compares nothing",
+    why="It passes whatever the port computes.",
+    remedy="Compare the port's output with the source's by the toolkit's comparator, and assert its verdict.",
+    check=check,
+    bad=(
+        in_test(judge="    assert out3 is not None\n"),
+        in_test(judge="    assert out3.shape == out1.shape and torch.isfinite(out3).all()\n"),
+        in_test(judge='    print("PASS", (out1 - out3).abs().max())\n'),
+        in_test("    assert True\n"),
+        in_test("    assert out3 == out3\n"),
+        in_test(judge=_JUDGE + '    check_3tensor_result(result, "mlp", 1.2)\n'),
+        in_test(judge=_JUDGE + '    print(check_3tensor_result(result, "mlp", 1.2))\n'),
+        in_test(judge="    assert out3.abs().max() < 100\n", run="    out3 = NeuronMLP(CONFIG)(torch.randn(1, 2))\n"),
+    ),
+    good=(
+        in_test(),
+        in_test(judge="    torch.testing.assert_close(out3, out1, atol=1e-3, rtol=0)\n"),
+        in_test(judge=_JUDGE + '    ok = check_3tensor_result(result, "mlp", 1.2)\n    assert ok, "wrong"\n'),
+        in_test(judge="    verify(out1, out3)\n", head="\ndef verify(a, b):\n    assert (a - b).abs().max() < 1e-4\n"),
+        in_test(run="", judge="    test_block_correctness(NeuronMLP, LlamaMLP, {})\n"),
+        in_test(judge=_JUDGE + '    checks = [check_3tensor_result(result, "mlp", 1.2)]\n    assert all(checks)\n'),
+    ),
+)

@@ -1,0 +1,66 @@
+"""Code that cannot be read: dynamic constructs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from equiport.audit.model import Hit, Role, Rule, Sample, Severity
+from equiport.audit.names import STARRED
+from equiport.audit.rules.frame import in_forward, in_test
+from equiport.audit.source import ParsedModule, literal
+
+_EXECUTING = frozenset({"exec", "eval", "compile", "builtins.exec", "builtins.eval", "builtins.compile"})
+_IMPORTING = frozenset({"importlib.import_module", "__import__", "importlib.__import__"})
+_WATCHED = ("torch", "transformers", "equiport", "tensor_compare", "block_testing_utils", "builtins", "pytest", "numpy")
+
+
+def check(module: ParsedModule) -> Iterator[Hit]:
+    """exec and eval, imports and attributes whose name is computed, star imports of what is not known."""
+    soft = None if module.role is Role.TEST else Severity.WARNING
+    for call in module.calls:
+        executing = module.is_any(call.func, _EXECUTING)
+        if executing:
+            yield Hit(call, f"{executing} runs text that is not in the file")
+        elif module.is_any(call.func, _IMPORTING) and not isinstance(literal(call.args[0] if call.args else None), str):
+            yield Hit(call, "imports a module whose name is computed", soft)
+        elif _computed_attribute(module, call):
+            yield Hit(call, "takes an attribute whose name is computed", soft)
+    for node in module.nodes:
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            known = node.level or node.module in STARRED or (module.work and module.work.module(node.module or ""))
+            if not known:
+                yield Hit(node, f"star import of {node.module}: its names cannot be followed", soft)
+
+
+def _computed_attribute(module: ParsedModule, call: ast.Call) -> bool:
+    if not (isinstance(call.func, ast.Name) and call.func.id == "getattr" and len(call.args) >= 2):
+        return False
+    if literal(call.args[1]) is not None:
+        return False
+    roots = {name.lstrip(".").partition(".")[0] for name in module.dotted(call.args[0])}
+    # dtypes and activations are looked up by the config's name
+    return bool(roots & set(_WATCHED)) and module.role is not Role.PORT
+
+
+RULE = Rule(
+    id="opaque",
+    severity=Severity.ERROR,
+    title="code that cannot be read",
+    why="What is put together at run time can be anything; nothing can be said about it.",
+    remedy="Write the import, the attribute or the statement out.",
+    check=check,
+    bad=(
+        in_test('    exec("out3 = out1")\n'),
+        in_test('    out3 = eval("out" + "1")\n'),
+        in_test('    compare = getattr(torch, "all" + "close")\n'),
+        in_forward("        import importlib\n        return importlib.import_module('trans' + 'formers').x(x)\n"),
+        Sample("from somewhere import *\n\ndef test_x():\n    assert run() == 1\n"),
+    ),
+    good=(
+        in_test(),
+        in_test('    dtype = getattr(torch, "float32")\n'),
+        in_forward("        return getattr(self, self.kind)(x)\n"),
+        in_forward("        self.eval()\n        return torch.compile(self.inner)(x)\n"),
+    ),
+)
