@@ -11,13 +11,15 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "llama" / "modeling_llama_nxd
 
 @dataclass(frozen=True)
 class PortEdit:
-    """An edit of the example port. `stage` and `component` (a part of its name) hold the fault; both None: correct."""
+    """An edit of the example port. `stage` and `component` (a part of its name) hold the fault; both None: correct.
+    `cause`: the kind of root cause that localisation must prove; None where stage 0 names the tensor itself."""
 
     name: str
     edit: Callable[[str], str]
     stage: int | None = None
     component: str | None = None
     split: int | None = None
+    cause: str | None = None
 
 
 def replaced(*pairs: tuple[str, str]) -> Callable[[str], str]:
@@ -131,7 +133,7 @@ CORRECT = (
 )
 
 BROKEN = (
-    PortEdit("rotation interleaved", _in_attention(_INTERLEAVED), 2, "self_attn"),
+    PortEdit("rotation interleaved", _in_attention(_INTERLEAVED), 2, "self_attn", cause="rotation style"),
     PortEdit(
         "gate and up swapped",
         _in_conversion(
@@ -141,9 +143,16 @@ BROKEN = (
         ),
         2,
         "mlp",
+        cause="gate/up order",
     ),
-    PortEdit("eps", replaced(("eps=config.rms_norm_eps)", "eps=config.rms_norm_eps / 10)")), 2, "norm"),
-    PortEdit("kv heads tiled", _kv_heads_replicated("heads.repeat(times, 1, 1)"), 2, "self_attn"),
+    PortEdit("eps", replaced(("eps=config.rms_norm_eps)", "eps=config.rms_norm_eps / 10)")), 2, "norm", cause="eps"),
+    PortEdit(
+        "kv heads tiled",
+        _kv_heads_replicated("heads.repeat(times, 1, 1)"),
+        2,
+        "self_attn",
+        cause="head order or replication",
+    ),
     PortEdit(
         "o_proj transposed",
         _in_conversion(
@@ -152,9 +161,14 @@ BROKEN = (
         ),
         2,
         "o_proj",
+        cause="transpose",
     ),
     PortEdit(
-        "norm weight ignored", replaced((_NORM_LINE, "norm = DeafNorm"), ("def make_rmsnorm", _DEAF_NORM)), 2, "norm"
+        "norm weight ignored",
+        replaced((_NORM_LINE, "norm = DeafNorm"), ("def make_rmsnorm", _DEAF_NORM)),
+        2,
+        "norm",
+        cause="norm kind",
     ),
     PortEdit(
         "decode position off by one",
@@ -167,6 +181,7 @@ BROKEN = (
         ),
         2,
         "self_attn",
+        cause="position offset",
     ),
     PortEdit(
         "lm_head not tied",
@@ -181,18 +196,28 @@ BROKEN = (
         ),
         0,
         "layers.1.mlp.down_proj",
+        cause="wrong layer's weights",
     ),
     PortEdit(
-        "rope theta x1.001", replaced(("base=config.rope_theta,", "base=config.rope_theta * 1.001,")), 2, "rotary_emb"
+        "rope theta x1.001",
+        replaced(("base=config.rope_theta,", "base=config.rope_theta * 1.001,")),
+        2,
+        "rotary_emb",
+        cause="rope scaling or base",
     ),
     PortEdit(
-        "variance in bf16", replaced((_NORM_LINE, "norm = LowNorm"), ("def make_rmsnorm", _BF16_VARIANCE)), 2, "norm"
+        "variance in bf16",
+        replaced((_NORM_LINE, "norm = LowNorm"), ("def make_rmsnorm", _BF16_VARIANCE)),
+        2,
+        "norm",
+        cause="precision order",
     ),
     PortEdit(
         "second norm skipped",
         replaced(("self.mlp(self.post_attention_layernorm(hidden_states))", "self.mlp(hidden_states)")),
         2,
         "post_attention_layernorm",
+        cause="norm placement",
     ),
     PortEdit(
         "attention residual dropped",
@@ -201,6 +226,7 @@ BROKEN = (
         ),
         2,
         "layers.{i}",
+        cause="residual layout or multiplier",
     ),
     PortEdit(
         "one weight off",
@@ -241,5 +267,6 @@ BROKEN = (
         ),
         2,
         "norm",
+        cause="scale or multiplier",
     ),
 )

@@ -21,11 +21,13 @@ from equiport.reference.model import materialize
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages import stage0
+from equiport.stages.causes import innermost, prove_causes
 from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
 from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
 from equiport.stages.frame import StageOptions, Subject
+from equiport.stages.instances import InstanceRow, instance_rows
 from equiport.stages.progress import Progress
 from equiport.stages.teacher_forced import TeacherForcedOptions, run_stage5, run_stage6
 
@@ -56,6 +58,7 @@ class Judged:
     components: list[Reason]
     experiment: Experiment
     subject: Subject
+    instances: list[InstanceRow]
 
     @property
     def first(self) -> tuple[int, str]:
@@ -88,7 +91,7 @@ def judged(edit: PortEdit, model: Path, folder: Path, seeds: Sequence[int]) -> J
     records = [make_record(item.name, comparison=item, result=judge(item, thresholds, 100.0)) for item in found]
     rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
     reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)]
-    return Judged(structure, reasons, experiment, subject)
+    return Judged(structure, reasons, experiment, subject, instance_rows(records, thresholds))
 
 
 def _declare_split(experiment: Experiment, degree: int) -> None:
@@ -105,6 +108,10 @@ def test_a_broken_port_fails_where_the_fault_is(edit: PortEdit, square_model: Pa
     stage, component = result.first
     assert stage == edit.stage, (result.structure.reasons, result.components)
     assert edit.component and edit.component in component, (result.structure.reasons, result.components)
+    if edit.cause is not None:
+        failing = list(dict.fromkeys(reason.subject.split(" (")[0] for reason in result.components))
+        found = prove_causes(result.experiment, innermost(failing), result.instances, Thresholds())
+        assert [report.winner.kind for report in found if report.winner][:1] == [edit.cause], found
 
 
 @pytest.mark.parametrize("edit", CORRECT, ids=lambda edit: edit.name)

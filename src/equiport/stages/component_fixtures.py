@@ -29,6 +29,21 @@ _PROMPTS = ((24, 17), (19, 19), (14, 1))
 _DECODE_STEPS = 5
 
 
+class StoredBatch(BaseModel):
+    """The tokens of one seed under one kind of weights, and the folder of those weights."""
+
+    fixture: str
+    seed: int
+    folder: Path
+    rows: list[list[int]]
+    prompt_lengths: list[int]
+    decode_steps: int
+
+    def batch(self) -> TokenBatch:
+        """As it was run."""
+        return TokenBatch(tuple(map(tuple, self.rows)), tuple(self.prompt_lengths), self.decode_steps)
+
+
 class TraceManifest(BaseModel):
     """What was traced: seeds, what could not be compared, what was excited, how weights loaded."""
 
@@ -39,6 +54,7 @@ class TraceManifest(BaseModel):
     excitation: list[tuple[str, str, bool, str]]
     load_findings: list[str]
     notes: list[str]
+    batches: list[StoredBatch] = []
 
 
 @dataclass(frozen=True)
@@ -93,11 +109,12 @@ def write_trace(
     if not append:
         shutil.rmtree(folder, ignore_errors=True)
     mapping = mapping_of(experiment)
-    before = _manifest(folder) if append else None
+    before = read_manifest(folder) if append else None
     found: list[ComponentSample] = []
     loads: list[LoadReport] = []
     excited: list[tuple[str, Excitation]] = []
     notes: dict[str, None] = {}
+    stored: list[StoredBatch] = [] if before is None else list(before.batches)
     for kind in plan.kinds:
         for fixture, batches in _fixtures(experiment, weights, kind, plan.seeds):
             with progress.step(f"trace {fixture.label}"):
@@ -105,6 +122,7 @@ def write_trace(
             found += result.samples
             loads.append(result.load)
             notes.update(dict.fromkeys(fixture.notes))
+            stored += [_stored(fixture, seed, batch) for seed, batch in batches.items()]
             save_samples(folder, [sample for sample in result.samples if not sample.problem])
             excited += [(kind.value, item) for item in _excited(fixture, next(iter(batches.values())))]
     manifest = TraceManifest(
@@ -115,6 +133,7 @@ def write_trace(
         excitation=list(dict.fromkeys((kind, item.item, item.exercised, item.detail) for kind, item in excited)),
         load_findings=sorted({key for load in loads for key in (*load.missing, *load.unexpected, *load.mis_shaped)}),
         notes=list(notes),
+        batches=stored,
     )
     write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
     return manifest
@@ -129,7 +148,23 @@ def component_samples(folder: Path, component: str) -> list[ComponentSample]:
     return load_samples(folder, component)
 
 
-def _manifest(folder: Path) -> TraceManifest:
+def _stored(fixture: Fixture, seed: int, batch: TokenBatch) -> StoredBatch:
+    return StoredBatch(
+        fixture=fixture.kind.value,
+        seed=seed,
+        folder=fixture.folder,
+        rows=[list(row) for row in batch.rows],
+        prompt_lengths=list(batch.prompt_lengths),
+        decode_steps=batch.decode_steps,
+    )
+
+
+def read_manifest(folder: Path) -> TraceManifest:
+    """What was traced into `folder`.
+
+    Raises:
+        EquiportError: nothing was, or the file is damaged.
+    """
     return TraceManifest.model_validate(read_json(folder / "manifest.json", remedy="Run run_stage2.py again."))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from equiport.audit.experiment import refusals
 from equiport.compare.comparison import Comparison
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.thresholds import Thresholds
@@ -108,9 +109,20 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
         evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs)})
         rows = component_rows(evidence.values(), thresholds)
     outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
+    _refuse(outcome, context, stage.tests_dir)
     outcome.seeds = seeds
     outcome.inputs = [*sorted(stage.tests_dir.glob("*.py")), *([experiment.mapping_file] if experiment else [])]
     return outcome
+
+
+def _refuse(outcome: Outcome, context: StageContext, tests: Path) -> None:
+    """Test files with errors of the audit are no evidence, whatever they recorded."""
+    port = context.subject.classes.modeling_file if context.subject else None
+    root = context.experiment.root if context.experiment else tests.parent
+    for item in refusals(tests, port, root):
+        where = f"{item.file}:{item.line}"
+        outcome.reasons = [*outcome.reasons, Reason("AUDIT_FINDING", f"{item.rule}: {item.message}", where)]
+        outcome.verdict = Verdict.FAIL
 
 
 def _trace(context: StageContext, seeds: Sequence[int], *, append: bool) -> TraceManifest:

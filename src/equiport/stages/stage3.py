@@ -1,6 +1,6 @@
 """Stage 3: where divergence begins. Change points along the layers, suspects ranked, causes by magnitude.
 
-Causes here are classes of magnitude, as documented; proving one by applying it is not built.
+Each suspect has a class by magnitude, as documented; and a proven cause where a hypothesis gives the port's output.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.errors import EquiportError
 from equiport.experiment import StageResult, load_result
+from equiport.stages.causes import CauseReport, prove_causes
 from equiport.stages.change_points import Pattern, change_points
-from equiport.stages.component_fixtures import mapping_of
+from equiport.stages.component_fixtures import mapping_of, trace_folder
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.generate_tests import component_rank
 from equiport.stages.instances import InstanceRow
 from equiport.stages.stage2 import ComponentMetrics
 
+_PROVEN = 6
 SPEC = StageSpec(3, "fault localisation", needs={2: False})
 
 
@@ -42,6 +44,7 @@ class Suspect(BaseModel):
     source_modules: list[str]
     target_modules: list[str]
     consequences: list[str]
+    cause: CauseReport | None = None
 
 
 class LocalisationMetrics(BaseModel):
@@ -96,6 +99,7 @@ def _body(context: StageContext, stage2: StageResult, metrics: ComponentMetrics,
     )
     faults = _faults(metrics.instances, failing, thresholds)
     suspects = _suspects(context, faults, thresholds)
+    _prove(context, suspects, metrics.instances, thresholds)
     named = {suspect.component for suspect in suspects} | {c for s in suspects for c in s.consequences}
     missing = [component for component in failing if component not in named]
     for suspect in suspects[:5]:
@@ -104,11 +108,43 @@ def _body(context: StageContext, stage2: StageResult, metrics: ComponentMetrics,
             f"{suspect.rank}. {suspect.component}{place}, {suspect.phase or 'tables'}, {suspect.pattern.value}: "
             f"{suspect.root_cause}"
         )
+        if suspect.cause is not None:
+            context.progress.line(f"   {in_words(suspect.cause)}")
     found = LocalisationMetrics(failing=failing, suspects=suspects, without_suspect=missing)
     reasons = [Reason("NO_SUSPECT", "fails and no change point names it", name) for name in missing]
     if not failing:
         reasons.append(Reason("NO_SUSPECT", "stage 2 failed on its evidence, not on a component"))
     return Outcome(Verdict.FAIL if reasons else Verdict.PASS, reasons, found, inputs=[file])
+
+
+def _prove(
+    context: StageContext, suspects: Sequence[Suspect], instances: Sequence[InstanceRow], thresholds: Thresholds
+) -> None:
+    """Try the hypotheses on the first suspects; where the trace is gone there is nothing to try them on."""
+    if context.experiment is None or not (trace_folder(context.experiment) / "manifest.json").is_file():
+        return
+    with context.progress.step("hypotheses"):
+        for suspect in suspects[:_PROVEN]:
+            # what is not called, or only called wrongly, is explained by the module around it
+            tried = [suspect.component, *sorted(suspect.consequences, key=len, reverse=True)]
+            for component in tried:
+                found = prove_causes(context.experiment, [component], instances, thresholds)
+                suspect.cause = next(iter(found), suspect.cause)
+                if suspect.cause is not None and suspect.cause.proven:
+                    break
+
+
+def in_words(cause: CauseReport) -> str:
+    """The proof in one line, or what came nearest."""
+    if cause.proven and cause.winner is not None:
+        return (
+            f"proven: {cause.winner.says} ({cause.winner.kind}); with it the source gives the port's output, "
+            f"R32 {cause.before:.3g} -> {cause.winner.r32:.2g}. Remedy: {cause.winner.repair}"
+        )
+    if cause.note:
+        return f"no cause proven: {cause.note}"
+    near = f"; nearest: {cause.runner_ups[0].says}, R32 {cause.runner_ups[0].r32:.3g}" if cause.runner_ups else ""
+    return f"no cause proven, R32 {cause.before:.3g}, {cause.tried} hypotheses{near}"
 
 
 def _faults(instances: Sequence[InstanceRow], failing: Sequence[str], thresholds: Thresholds) -> list[_Fault]:

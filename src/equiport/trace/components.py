@@ -245,9 +245,11 @@ def _samples(
     shadow = targets[torch.bfloat16][instance.target]
     shadow_fp32 = targets.get(torch.float32, {}).get(instance.target)
 
-    def sample(seed: int, phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "") -> ComponentSample:
+    def sample(
+        seed: int, phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "", places: Tensor | None = None
+    ) -> ComponentSample:
         return ComponentSample.of(
-            instance.entry, instance.target, instance.index, fixture, phase, tensors, problem, seed=seed
+            instance.entry, instance.target, instance.index, fixture, phase, tensors, problem, seed=seed, places=places
         )
 
     called = sum(fp32.calls.get(path, 0) for path in instance.source)
@@ -271,5 +273,6 @@ def _samples(
         tensors = instance.entry.aligned((*sides, target, *((exact[0],) if exact else ())))
         for seed, own in rows.items():
             chosen = (places[:, 0] >= own.start) & (places[:, 0] < own.stop)
-            found.append(sample(seed, phase, tuple(tensor[chosen] for tensor in tensors)))
+            own_places = places[chosen] - torch.tensor([own.start, 0])
+            found.append(sample(seed, phase, tuple(tensor[chosen] for tensor in tensors), places=own_places))
     return found

@@ -20,11 +20,15 @@ from equiport.structure.mapping import MappingEntry
 NEVER_CALLED = "is not called by the port; if its weights are used at all, that is seen in the module around it"
 ONLY_PORT_CALLS = "is called by the port and never by the source; that is seen in the module around it"
 _TENSORS = ("ref_fp32", "ref_bf16", "target", "target_fp32")
+_STORED = (*_TENSORS, "places")
 
 
 @dataclass(frozen=True)
 class ComponentSample:
-    """What the comparator is given. Tensors are [tokens, ...]; `problem` says why there are none."""
+    """What the comparator is given. Tensors are [tokens, ...]; `problem` says why there are none.
+
+    `places` [tokens, 2] are the (row, token) of each in the seed's own batch; tables have none.
+    """
 
     component: str
     component_type: str
@@ -38,6 +42,7 @@ class ComponentSample:
     ref_bf16: Tensor | None = None
     target: Tensor | None = None
     target_fp32: Tensor | None = None
+    places: Tensor | None = None
     problem: str = ""
 
     @classmethod
@@ -52,6 +57,7 @@ class ComponentSample:
         problem: str = "",
         *,
         seed: int | None = None,
+        places: Tensor | None = None,
     ) -> ComponentSample:
         """From a mapping entry and up to four tensors in the order ref_fp32, ref_bf16, target, target_fp32."""
         values = dict(zip(_TENSORS, tensors, strict=False))
@@ -65,6 +71,7 @@ class ComponentSample:
             phase,
             entry.reduction_split or 1,
             problem=problem,
+            places=places,
             **values,
         )
 
@@ -99,11 +106,11 @@ def save_samples(folder: Path, samples: Iterable[ComponentSample]) -> None:
         tensors: dict[str, Tensor] = {}
         facts = []
         for number, sample in enumerate(group):
-            for name in _TENSORS:
+            for name in _STORED:
                 value = getattr(sample, name)
                 if value is not None:
                     tensors[f"{number}.{name}"] = value.clone(memory_format=torch.contiguous_format)
-            facts.append({k: v for k, v in sample.__dict__.items() if k not in _TENSORS})
+            facts.append({k: v for k, v in sample.__dict__.items() if k not in _STORED})
         file = folder / f"{slug(component)}-{fixture}-{seed}.safetensors"
         save_file(tensors, str(file), {"samples": json.dumps(facts)})
 
@@ -125,6 +132,6 @@ def load_samples(folder: Path, component: str) -> list[ComponentSample]:
             facts = json.loads(handle.metadata()["samples"])
         tensors = load_file(str(file))
         for number, fact in enumerate(facts):
-            values: dict[str, Any] = {name: tensors.get(f"{number}.{name}") for name in _TENSORS}
+            values: dict[str, Any] = {name: tensors.get(f"{number}.{name}") for name in _STORED}
             samples.append(ComponentSample(**{**fact, "index": tuple(fact["index"]), **values}))
     return samples

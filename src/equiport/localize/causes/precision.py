@@ -1,0 +1,97 @@
+"""Precision order: right in fp32, rounded too early or summed in parts in bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from equiport.compare.baseline import split_reduction
+from equiport.localize.anatomy import Part
+from equiport.localize.case import Case
+from equiport.localize.causes.norm import eps_name
+from equiport.localize.hypothesis import Candidate
+from equiport.localize.surgery import CoreCall, Surgery, has_core
+
+KIND = "precision order"
+
+
+def candidates(case: Case) -> Iterable[Candidate]:
+    """Defects that leave fp32 as it is: to be put into the bf16 source model."""
+    for path, module in case.sites(Part.NORM):
+        if isinstance(getattr(module, "weight", None), Tensor):
+            yield Candidate(f"the variance of {path} is taken in bf16", _low_norm(path), "compute the norm in fp32")
+            yield Candidate(
+                f"the weight of {path} is multiplied in fp32, before the cast", _late_cast(path),
+                "cast before the weight, as the source does",
+            )  # fmt: skip
+    for path, module in case.sites(Part.ATTENTION):
+        if has_core(module):
+            yield Candidate(f"the softmax of {path} is taken in bf16", _low_softmax(path), "take the softmax in fp32")
+    for path, _ in case.sites(Part.LINEAR):
+        for parts in (2, 4, 8):
+            yield Candidate(
+                f"the reduction of {path} is split in {parts}", _split(path, parts),
+                f"declare reduction_split {parts} in component_mapping.json if the port shards it",
+            )  # fmt: skip
+
+
+def _low_norm(path: str):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        norm = at.model.get_submodule(path)
+        name = eps_name(norm)
+        eps = float(getattr(norm, name)) if name else 1e-6
+
+        def form(x: Tensor, out: Tensor) -> Tensor:
+            scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+            return (scaled * _weight(norm)).to(out.dtype)
+
+        surgery.output(norm, form)
+
+    return edit
+
+
+def _late_cast(path: str):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        norm = at.model.get_submodule(path)
+        name = eps_name(norm)
+        eps = float(getattr(norm, name)) if name else 1e-6
+
+        def form(x: Tensor, out: Tensor) -> Tensor:
+            wide = x.float()
+            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * _weight(norm).float()).to(out.dtype)
+
+        surgery.output(norm, form)
+
+    return edit
+
+
+def _weight(norm: nn.Module) -> Tensor:
+    value = norm.weight
+    assert isinstance(value, Tensor)
+    return value + 1 if "gemma" in type(norm).__name__.lower() else value
+
+
+def _low_softmax(path: str):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        attention = at.model.get_submodule(path)
+        real = torch.nn.functional.softmax
+
+        def low(scores: Tensor, dim: int | None = None, **_: object) -> Tensor:
+            return real(scores, dim=dim)
+
+        def core(call: CoreCall) -> CoreCall:
+            surgery.attribute(torch.nn.functional, "softmax", low)
+            return call
+
+        surgery.core(attention, core)
+
+    return edit
+
+
+def _split(path: str, parts: int):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        surgery.entered(split_reduction(at.model, parts, [path]))
+
+    return edit

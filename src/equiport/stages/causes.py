@@ -1,0 +1,217 @@
+"""Prove the cause of a suspect: its traced samples become cases, and every hypothesis is tried on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from equiport.compare.thresholds import Thresholds
+from equiport.errors import EquiportError
+from equiport.experiment import Experiment
+from equiport.localize.case import Case, Observation
+from equiport.localize.causes import precision
+from equiport.localize.search import Explanation, explain, explain_precision
+from equiport.reference.model import load_reference
+from equiport.stages.component_fixtures import (
+    StoredBatch,
+    TraceManifest,
+    component_samples,
+    mapping_of,
+    read_manifest,
+    trace_folder,
+)
+from equiport.stages.instances import InstanceRow
+from equiport.structure.mapping import MappingEntry, fill
+from equiport.trace.reference import capture_reference
+from equiport.trace.sample import ComponentSample
+
+# the drawn weights first: they are small, and everything in them is excited
+_PREFERENCE = ("perturbed", "stress", "real")
+_CASES = 3
+
+
+class Cause(BaseModel):
+    """One hypothesis with its figures. For precision order they are in units of the bf16 baseline."""
+
+    kind: str
+    says: str
+    repair: str
+    r32: float
+
+
+class CauseReport(BaseModel):
+    """What was found for one suspect: `proven` means that the source with the defect in it gives the port's output.
+
+    `before`: R32 against the untouched source; `runner_ups` are the next best hypotheses.
+    """
+
+    component: str
+    layer: int | None
+    fixture: str
+    before: float
+    proven: bool
+    winner: Cause | None = None
+    runner_ups: list[Cause] = []
+    tried: int = 0
+    note: str = ""
+
+
+@dataclass
+class _Models:
+    """Source models by folder and dtype; one at a time is kept."""
+
+    held: dict[tuple[Path, torch.dtype], nn.Module] = field(default_factory=dict)
+
+    def get(self, folder: Path, dtype: torch.dtype) -> nn.Module:
+        key = (folder, dtype)
+        if key not in self.held:
+            if len(self.held) > 2 * _CASES:
+                self.held.clear()
+            self.held[key] = load_reference(folder, dtype)
+        return self.held[key]
+
+
+def prove_causes(
+    experiment: Experiment, suspects: Sequence[str], instances: Sequence[InstanceRow], thresholds: Thresholds
+) -> list[CauseReport]:
+    """One report a suspect component, in their order."""
+    manifest = read_manifest(trace_folder(experiment))
+    entries = {entry.name: entry for entry in mapping_of(experiment).components}
+    models = _Models()
+    found = []
+    for component in suspects:
+        rows = [row for row in instances if row.component == component]
+        if component in entries and rows:
+            found.append(_prove(experiment, manifest, entries[component], rows, thresholds, models))
+    return found
+
+
+def innermost(components: Sequence[str]) -> list[str]:
+    """The components that contain no other of them first, then what contains them, each in the given order."""
+
+    def holds_another(name: str) -> bool:
+        return any(other.startswith(name + ".") for other in components)
+
+    return sorted(components, key=holds_another)
+
+
+def _prove(
+    experiment: Experiment,
+    manifest: TraceManifest,
+    entry: MappingEntry,
+    rows: Sequence[InstanceRow],
+    thresholds: Thresholds,
+    models: _Models,
+) -> CauseReport:
+    fixture, layer, exact = _where(rows, thresholds)
+    report = CauseReport(component=entry.name, layer=layer, fixture=fixture, before=0.0, proven=False)
+    samples = [
+        sample
+        for sample in component_samples(trace_folder(experiment), entry.name)
+        if sample.layer == layer and sample.fixture_kind == fixture
+    ]
+    seeds = list(dict.fromkeys(sample.seed for sample in samples))[:_CASES]
+    groups = [[sample for sample in samples if sample.seed == seed] for seed in seeds]
+    if not groups:
+        return report.model_copy(update={"note": "nothing was traced for it"})
+    try:
+        found = (_precision if exact else _formula)(manifest, entry, groups, thresholds, models)
+    except EquiportError as error:
+        return report.model_copy(update={"note": str(error)})
+    ranked = [Cause(kind=item.kind, says=item.says, repair=item.repair, r32=item.r32) for item in found.ranked]
+    if not found.proven:
+        return report.model_copy(update={"before": found.before, "runner_ups": ranked, "tried": found.tried})
+    return report.model_copy(
+        update={
+            "before": found.before, "proven": True, "winner": ranked[0], "runner_ups": ranked[1:], "tried": found.tried,
+        }
+    )  # fmt: skip
+
+
+def _where(rows: Sequence[InstanceRow], thresholds: Thresholds) -> tuple[str, int | None, bool]:
+    """The fixture and first bad layer to look at, and whether fp32 agrees there."""
+    for fixture in _PREFERENCE:
+        own = [row for row in rows if row.fixture.split("-")[0] == fixture]
+        fp32 = [row for row in own if row.r32 is None or not _exact(row, thresholds)]
+        bad = [row for row in fp32 if row.excess > 1]
+        if bad:
+            return fixture, min((row.layer for row in bad if row.layer is not None), default=None), False
+    worst = max(rows, key=lambda row: row.r_ratio or 0.0)
+    return worst.fixture.split("-")[0], worst.layer, _exact(worst, thresholds)
+
+
+def _exact(row: InstanceRow, thresholds: Thresholds) -> bool:
+    return (
+        row.r32 is not None
+        and row.r32 <= thresholds.r32_pooled
+        and (row.r32_slice is None or row.r32_slice <= thresholds.r32_slice)
+    )
+
+
+def _formula(
+    manifest: TraceManifest,
+    entry: MappingEntry,
+    groups: Sequence[Sequence[ComponentSample]],
+    thresholds: Thresholds,
+    models: _Models,
+) -> Explanation:
+    cases = [
+        _case(manifest, entry, group, torch.float32, [_observation(s, s.target_fp32) for s in group], models)
+        for group in groups
+    ]
+    return explain(cases, thresholds)
+
+
+def _precision(
+    manifest: TraceManifest,
+    entry: MappingEntry,
+    groups: Sequence[Sequence[ComponentSample]],
+    thresholds: Thresholds,
+    models: _Models,
+) -> Explanation:
+    cases, exact = [], []
+    for samples in groups:
+        # sums over one token are ordered otherwise than over many: prefill has the source's own shapes
+        group = [sample for sample in samples if sample.phase == "prefill"] or list(samples)
+        bf16 = [_observation(sample, sample.target) for sample in group]
+        fp32 = [_observation(sample, sample.ref_fp32) for sample in group]
+        cases.append(_case(manifest, entry, group, torch.bfloat16, bf16, models))
+        exact.append(_case(manifest, entry, group, torch.float32, fp32, models))
+    found = explain_precision(cases, exact, thresholds)
+    assert all(item.kind == precision.KIND for item in found.ranked)
+    return found
+
+
+def _observation(sample: ComponentSample, value: Tensor | None) -> Observation:
+    if value is None or sample.ref_fp32 is None or sample.ref_bf16 is None:
+        raise EquiportError("was traced without an fp32 run", remedy="Run stage 2 again.")
+    baseline = float((sample.ref_bf16.double() - sample.ref_fp32.double()).norm())
+    return Observation(sample.phase, value, baseline, sample.places)
+
+
+def _case(
+    manifest: TraceManifest,
+    entry: MappingEntry,
+    group: Sequence[ComponentSample],
+    dtype: torch.dtype,
+    observations: Sequence[Observation],
+    models: _Models,
+) -> Case:
+    stored = _stored(manifest, group[0])
+    batch = stored.batch()
+    sources = tuple(fill(path, group[0].index) for path in entry.source)
+    feed = capture_reference(models.get(stored.folder, torch.float32), batch, sources)
+    return Case(models.get(stored.folder, dtype), sources, entry, batch, feed, tuple(observations))
+
+
+def _stored(manifest: TraceManifest, sample: ComponentSample) -> StoredBatch:
+    own = [item for item in manifest.batches if item.fixture == sample.fixture_kind]
+    exact = [item for item in own if item.seed == sample.seed]
+    if not own:
+        raise EquiportError("the trace does not name its tokens", remedy="Run stage 2 again.")
+    return (exact or own)[0]
