@@ -291,7 +291,9 @@ class Flow:
             self._cuts += 1
             return NONE
         self._busy.add(key)
-        node = ast.copy_location(ast.Name(id=wanted, ctx=ast.Load()), other.tree.body[0] if other.tree.body else ast.Pass())
+        node = ast.copy_location(
+            ast.Name(id=wanted, ctx=ast.Load()), other.tree.body[0] if other.tree.body else ast.Pass()
+        )
         found = other.flow.of_module_name(node)
         self._busy.discard(key)
         return found | {f"work:{other.name}.{wanted}"}

@@ -58,7 +58,9 @@ def families(module: ParsedModule) -> tuple[str, ...]:
     lowered = {word.lower().replace("_", "").removeprefix("neuron") for word in words}
     for family in known:
         plain = family.replace("_", "")
-        if len(plain) > 2 and any(word == plain or (word.startswith(plain) and len(word) < len(plain) + 22) for word in lowered):
+        if len(plain) > 2 and any(
+            word == plain or (word.startswith(plain) and len(word) < len(plain) + 22) for word in lowered
+        ):
             found.append(family)
     ordered = sorted(dict.fromkeys(found), key=lambda name: (name not in _ALWAYS, -len(name)))
     return tuple(ordered[:_MOST_FAMILIES])

@@ -104,7 +104,11 @@ def compute_functions(module: ParsedModule) -> set[FunctionNode]:
             func = call.func
             if isinstance(func, ast.Name):
                 waiting += by_name.get(func.id, [])
-            elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
+            elif (
+                isinstance(func, ast.Attribute)
+                and isinstance(func.value, ast.Name)
+                and func.value.id in ("self", "cls")
+            ):
                 waiting += by_name.get(func.attr, [])
     return {node for node in found if node.name not in ("__init__", "load_hf_model")}
 

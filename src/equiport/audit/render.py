@@ -54,7 +54,9 @@ def page(report: AuditReport) -> str:
 def _entry(item: Finding) -> list[str]:
     lines = [f"- **{item.severity.value}** `{item.rule}` {item.file}:{item.line}: {item.message}"]
     lines += [f"  - `{item.quoted.replace('`', chr(39))}`"] if item.quoted else []
-    lines += [f"  - let stand: {item.suppressed}"] if item.suppressed else [f"  - why: {item.why}", f"  - do: {item.remedy}"]
+    lines += (
+        [f"  - let stand: {item.suppressed}"] if item.suppressed else [f"  - why: {item.why}", f"  - do: {item.remedy}"]
+    )
     return [*lines, ""]
 
 

@@ -9,6 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from equiport.audit.engine import audit_files
+from equiport.audit.render import PAGE_NAME, headline, page
+from equiport.audit.report import AUDIT_NAME
 from equiport.content import content_dir
 from equiport.experiment.atomic import write_text
 from equiport.port.translate import BLOCK_FILE, TEST_FILE, UnitFiles
@@ -35,11 +38,26 @@ def write_unit(units: Path, unit: str, files: UnitFiles) -> list[Path]:
     return [write_text(folder / BLOCK_FILE, files.block), write_text(folder / TEST_FILE, files.test)]
 
 
+def audit_unit(units: Path, unit: str) -> UnitTest | None:
+    """Audit a unit's files and the testing utilities beside the units; None when nothing forbids to believe its test."""
+    folder = units / unit
+    found = audit_files([*sorted(folder.rglob("*.py")), *sorted(units.glob("*.py"))], units)
+    found.save(folder / AUDIT_NAME)
+    log = write_text(folder / PAGE_NAME, page(found))
+    if found.clean:
+        return None
+    first = found.counting[0]
+    return UnitTest(False, f"{headline(found)}: {first.rule} at {first.file}:{first.line}: {first.message}", log)
+
+
 def run_unit_test(units: Path, unit: str, timeout: float = 300.0) -> UnitTest:
     """Run the unit's test with this interpreter in a process of its own, without third-party pytest plugins.
 
-    A test file without a passed test does not pass.
+    A test file without a passed test does not pass, nor does one that the audit does not find clean: it is not run.
     """
+    refused = audit_unit(units, unit)
+    if refused is not None:
+        return refused
     folder = units / unit
     log = folder / "test.log"
     command = [

@@ -12,6 +12,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel, ValidationError
 
 from equiport import __version__
+from equiport.audit.experiment import write_audit
+from equiport.audit.report import AUDIT_NAME
 from equiport.content import content_dir
 from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import Experiment, StageResult
@@ -47,6 +49,7 @@ def write_report(experiment: Experiment) -> WrittenReport:
         EquiportError: a result file is damaged.
     """
     judged = completion(experiment)
+    audit = write_audit(experiment, judged.audit)
     results = {stage: result for stage in _STAGES if (result := experiment.result(stage))}
     templates = Environment(
         loader=FileSystemLoader(content_dir("templates")),
@@ -70,7 +73,10 @@ def write_report(experiment: Experiment) -> WrittenReport:
             "report": sha256(path),
             "page": sha256(path.with_suffix(".html")),
             "config": sha256(experiment.root / CONFIG_NAME),
-            "results": {f"stage{stage}.json": sha256(experiment.result_path(stage)) for stage in results},
+            "results": {
+                **{f"stage{stage}.json": sha256(experiment.result_path(stage)) for stage in results},
+                AUDIT_NAME: sha256(audit),
+            },
         },
     )
     return WrittenReport(path, judged.headline, judged.exit_code)
@@ -97,6 +103,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
     return {
         "config": experiment.config,
         "judged": judged,
+        "audit": judged.audit,
         "names": _STAGES,
         "results": results,
         "stages": [(stage, results.get(stage)) for stage in _STAGES],

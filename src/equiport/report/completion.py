@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equiport.audit.experiment import audit_experiment
+from equiport.audit.report import AuditReport
 from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
 from equiport.errors import ExitCode
@@ -11,8 +13,6 @@ from equiport.experiment import Experiment, StageResult
 from equiport.experiment.hashing import input_name
 
 REQUIRED = (0, 1, 2, 5, 6, 7)
-AUDIT_RULES = 0
-_AUDIT = f"audit not built ({AUDIT_RULES} rules)"
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,11 @@ class Completion:
     exit_code: ExitCode
     lacks: tuple[str, ...]
     blind_spots: tuple[str, ...]
+    audit: AuditReport
 
 
 def completion(experiment: Experiment) -> Completion:
-    """Judge an experiment: PASS only with every required stage there, fresh, unforced and PASS.
+    """Judge an experiment: PASS only with every required stage there, fresh, unforced and PASS, and the audit clean.
 
     FAIL names the first failing stage and component, whatever else is missing.
     """
@@ -41,9 +42,11 @@ def completion(experiment: Experiment) -> Completion:
     spots = tuple(
         dict.fromkeys(f"stage {n}: {spot}" for n, result in results.items() if result for spot in result.blind_spots)
     )
-    tail = _tail(experiment, [result for result in results.values() if result], len(spots))
+    audit = audit_experiment(experiment)
+    tail = _tail(experiment, [result for result in results.values() if result], len(spots), audit)
     numbers = {stage: 4 if patches and stage == 2 else stage for stage in required}
     lacks = tuple(lack for stage in required if (lack := _lack(experiment, numbers[stage], results[stage], patches)))
+    lacks += _audit_lack(audit)
     failed = [
         result
         for result in results.values()
@@ -52,15 +55,30 @@ def completion(experiment: Experiment) -> Completion:
     if failed:
         first = failed[0]
         headline = f"FAIL at stage {first.stage}{_named(first)}{_component(results, first)}; {tail}"
-        return Completion("FAIL", headline, ExitCode.FAIL, lacks, spots)
+        return Completion("FAIL", headline, ExitCode.FAIL, lacks, spots, audit)
     if lacks:
         headline = f"INCOMPLETE, {'; '.join(lacks)}; {tail}"
-        return Completion("INCOMPLETE", headline, ExitCode.PREREQUISITE, lacks, spots)
+        return Completion("INCOMPLETE", headline, ExitCode.PREREQUISITE, lacks, spots, audit)
     unclear = [result for result in results.values() if result and result.verdict is not Verdict.PASS]
     if unclear:
         named = ", ".join(f"stage {result.stage} {result.verdict.value}" for result in unclear)
-        return Completion("INCONCLUSIVE", f"INCONCLUSIVE, {named}; {tail}", ExitCode.INCONCLUSIVE, lacks, spots)
-    return Completion("PASS", f"PASS, stages 0-{required[-1]}; {tail}", ExitCode.PASS, lacks, spots)
+        return Completion("INCONCLUSIVE", f"INCONCLUSIVE, {named}; {tail}", ExitCode.INCONCLUSIVE, lacks, spots, audit)
+    return Completion("PASS", f"PASS, stages 0-{required[-1]}; {tail}", ExitCode.PASS, lacks, spots, audit)
+
+
+def _audit_lack(audit: AuditReport) -> tuple[str, ...]:
+    found = audit.counting
+    if not found:
+        return ()
+    first = found[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"audit found {first.rule} at {first.file}:{first.line}{more}",)
+
+
+def _audited(audit: AuditReport) -> str:
+    """The audit's part of the headline, with the number of rules and what was let stand."""
+    let = f", {len(audit.suppressed)} suppressed" if audit.suppressed else ""
+    return f"audit {'clean' if audit.clean else 'not clean'} ({len(audit.rules)} rules{let})"
 
 
 def _named(result: StageResult) -> str:
@@ -120,9 +138,9 @@ def loosened(experiment: Experiment, result: StageResult) -> list[str]:
     return found
 
 
-def _tail(experiment: Experiment, results: list[StageResult], spots: int) -> str:
+def _tail(experiment: Experiment, results: list[StageResult], spots: int, audit: AuditReport) -> str:
     where = list(dict.fromkeys(result.backend.headline for result in results if result.backend))
-    parts = [_AUDIT, *(where or ["nothing ran"])]
+    parts = [_audited(audit), *(where or ["nothing ran"])]
     patches = patches_in_force(experiment)
     if patches:
         parts.append(f"with patches {', '.join(patches)}")

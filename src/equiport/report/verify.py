@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from equiport.audit.experiment import changed_since
 from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import Experiment
 from equiport.experiment.atomic import read_json
@@ -66,6 +67,7 @@ def verify_report(experiment: Experiment) -> Verification:
         if state.exists and state.changed:
             problems.append(f"stage {stage}: {', '.join(state.changed)} changed")
     now = completion(experiment)
+    problems += changed_since(experiment, now.audit)
     if now.headline != stamp.get("headline"):
         problems.append(f"the verdict would now read: {now.headline}")
     return Verification(str(stamp.get("headline")), tuple(problems), now.state)

@@ -25,7 +25,11 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             if best and node.args and VERDICT in flow.origins(node.args[0]) and not _negated(module, node):
                 yield Hit(node, f"{best} over verdicts: one good case hides the bad ones")
             yield from _few(module, node)
-        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or) and isinstance(module.parents.get(node), ast.Assert):
+        elif (
+            isinstance(node, ast.BoolOp)
+            and isinstance(node.op, ast.Or)
+            and isinstance(module.parents.get(node), ast.Assert)
+        ):
             if sum(VERDICT in flow.origins(value) for value in node.values) >= 1:
                 yield Hit(node, "a verdict or something else: either is enough")
         elif isinstance(node, (ast.For, ast.While)):

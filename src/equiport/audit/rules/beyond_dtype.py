@@ -18,7 +18,11 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     if module.role is Role.PORT:
         computing = compute_functions(module)
         for node in module.nodes:
-            if isinstance(node, (ast.Name, ast.Attribute)) and module.is_any(node, _DOUBLE) and in_any(module, node, computing):
+            if (
+                isinstance(node, (ast.Name, ast.Attribute))
+                and module.is_any(node, _DOUBLE)
+                and in_any(module, node, computing)
+            ):
                 yield Hit(node, "computes in float64, which the device does not have")
             elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "double" and not node.args:
                 if in_any(module, node, computing):

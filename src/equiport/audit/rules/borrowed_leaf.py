@@ -35,7 +35,9 @@ RULE = Rule(
     check=check,
     bad=(
         in_forward("        return LlamaRMSNorm(4)(x)\n", head=_LEAF),
-        in_forward("        return R(4)(x)\n", head="from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm as R\n"),
+        in_forward(
+            "        return R(4)(x)\n", head="from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm as R\n"
+        ),
     ),
     good=(
         in_forward("        return ACT2FN['silu'](x)\n", head="from transformers.activations import ACT2FN\n"),

@@ -60,7 +60,9 @@ RULE = Rule(
     bad=(
         in_test("    config = ref_fp32.config\n    config.sliding_window = None\n"),
         in_test('    setattr(CONFIG, "rope_scaling", None)\n'),
-        in_test("    from transformers import AutoConfig\n    c = AutoConfig.from_pretrained('x', attention_bias=False)\n"),
+        in_test(
+            "    from transformers import AutoConfig\n    c = AutoConfig.from_pretrained('x', attention_bias=False)\n"
+        ),
         in_test("    CONFIG.neuron_config.qk_norm = False\n    ref_fp32.config.qk_norm = False\n"),
     ),
     good=(

@@ -88,7 +88,11 @@ def _by_call(module: ParsedModule, call: ast.Call) -> Iterator[Hit]:
                 yield Hit(call, "monkeypatch replaces something while the port is tested")
         elif module.is_any(function, _HOOKING):
             yield Hit(call, f"{ast.unparse(function)} steps between the test and what it tests")
-    elif module.role is Role.PORT and module.is_any(function, _HOOKING) and in_any(module, call, compute_functions(module)):
+    elif (
+        module.role is Role.PORT
+        and module.is_any(function, _HOOKING)
+        and in_any(module, call, compute_functions(module))
+    ):
         yield Hit(call, f"{ast.unparse(function)} in what computes")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equiport.audit.model import Sample
 
-PORT = '''
+PORT = """
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from torch import nn
 
@@ -17,9 +17,9 @@ class NeuronMLP(nn.Module):
 
     def forward(self, x):
         return self.down_proj(self.up_proj(x))
-'''
+"""
 
-_HEAD = '''
+_HEAD = """
 import pytest
 import torch
 from block_testing_utils import test_block_correctness
@@ -28,9 +28,9 @@ from tensor_compare import check_3tensor_result, compare_3tensors
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 TOLERANCE_RATIO = 1.2
-'''
+"""
 
-_RUN = '''    torch.manual_seed(42)
+_RUN = """    torch.manual_seed(42)
     ref_fp32, ref_bf16, target = LlamaMLP(CONFIG), LlamaMLP(CONFIG).bfloat16(), NeuronMLP(CONFIG)
     x = torch.randn(2, 24, 64)
     with torch.no_grad():
@@ -38,11 +38,11 @@ _RUN = '''    torch.manual_seed(42)
         out2 = ref_bf16(x.to(torch.bfloat16)).float()
         raw = target(x.to(torch.bfloat16))
         out3 = raw[0].float() if isinstance(raw, tuple) else raw.float()
-'''
+"""
 
-_JUDGE = '''    result = compare_3tensors(out1, out2, out3)
+_JUDGE = """    result = compare_3tensors(out1, out2, out3)
     assert check_3tensor_result(result, "mlp", TOLERANCE_RATIO)
-'''
+"""
 
 
 def in_test(statements: str = "", *, judge: str = _JUDGE, head: str = "", run: str = _RUN, file: str = "") -> Sample:

@@ -47,7 +47,10 @@ def _recognises(module: ParsedModule, function: FunctionNode, test: ast.expr) ->
     """`torch.equal(x, KNOWN)` with a literal or stored tensor; `x.sum() == 3.7` with a literal float."""
     for node in ast.walk(test):
         if isinstance(node, ast.Call) and module.is_any(node.func, _EQUAL) and len(node.args) >= 2:
-            if any(isinstance(root := module.flow.root(item), ast.Call) and _literal_tensor(module, root) for item in node.args[:2]):
+            if any(
+                isinstance(root := module.flow.root(item), ast.Call) and _literal_tensor(module, root)
+                for item in node.args[:2]
+            ):
                 return True
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             values = [literal(item) for item in (node.left, *node.comparators)]
@@ -69,8 +72,13 @@ RULE = Rule(
     remedy="Compute the value; take the expected one from the source's class.",
     check=check,
     bad=(
-        in_test("    out1 = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])\n", run="    out2 = out3 = NeuronMLP(CONFIG)(torch.ones(1, 5))\n"),
-        in_test(judge="    expected = torch.tensor([[0.1, 0.2], [0.3, 0.4]])\n    torch.testing.assert_close(out3, expected)\n"),
+        in_test(
+            "    out1 = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])\n",
+            run="    out2 = out3 = NeuronMLP(CONFIG)(torch.ones(1, 5))\n",
+        ),
+        in_test(
+            judge="    expected = torch.tensor([[0.1, 0.2], [0.3, 0.4]])\n    torch.testing.assert_close(out3, expected)\n"
+        ),
         in_forward("        return torch.tensor([0.1, 0.2, 0.3, 0.4])\n"),
         in_forward("        if x.sum().item() == 3.7251:\n            return x\n        return -x\n"),
         in_forward("        if torch.equal(x, torch.tensor([1, 2, 3, 4])):\n            return x\n        return -x\n"),

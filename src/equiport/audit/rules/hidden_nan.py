@@ -39,7 +39,8 @@ def check(module: ParsedModule) -> Iterator[Hit]:
 
 def _asks_nan(module: ParsedModule, arguments: list[ast.expr]) -> bool:
     return any(
-        isinstance(item, ast.Call) and (module.is_any(item.func, _TESTING) or getattr(item.func, "attr", "") in ("isnan", "isinf"))
+        isinstance(item, ast.Call)
+        and (module.is_any(item.func, _TESTING) or getattr(item.func, "attr", "") in ("isnan", "isinf"))
         for argument in arguments[:1]
         for item in ast.walk(argument)
     )

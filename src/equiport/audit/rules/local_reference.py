@@ -42,7 +42,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             continue
         found = closest_source(module, node)
         if found is not None and found.score >= similarity_limit(node):
-            yield Hit(node, f"{node.name} paraphrases {found.name} of {found.file} ({found.score:.0%} of its code alike)")
+            yield Hit(
+                node, f"{node.name} paraphrases {found.name} of {found.file} ({found.score:.0%} of its code alike)"
+            )
 
 
 RULE = Rule(

@@ -51,7 +51,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
 def _tolerances(module: ParsedModule, call: ast.Call, given: dict[str, ast.expr]) -> Iterator[Hit]:
     numpy = any(name.startswith("numpy") for name in module.dotted(call.func))
     # torch.allclose(a, b, rtol, atol) and numpy's give them by position too
-    placed = dict(zip(("rtol", "atol"), call.args[2:4], strict=False)) if numpy or "allclose" in ast.dump(call.func) else {}
+    placed = (
+        dict(zip(("rtol", "atol"), call.args[2:4], strict=False)) if numpy or "allclose" in ast.dump(call.func) else {}
+    )
     for name, limit in (("atol", ATOL), ("rtol", RTOL)):
         yield from _limit(module, call, name, given.get(name, placed.get(name)), limit, False)
     if "decimal" in given:
@@ -134,6 +136,8 @@ RULE = Rule(
         in_test(),
         in_test(judge=_close("atol=1e-3, rtol=0")),
         in_test(judge="    assert (out1 - out3).abs().max() < 1e-4\n"),
-        in_test(judge='    assert check_3tensor_result(compare_3tensors(out1, out2, out3), "m", tolerance_ratio=1.1)\n'),
+        in_test(
+            judge='    assert check_3tensor_result(compare_3tensors(out1, out2, out3), "m", tolerance_ratio=1.1)\n'
+        ),
     ),
 )

@@ -12,7 +12,9 @@ from equiport.audit.rules.frame import in_test
 from equiport.audit.source import FunctionNode, ParsedModule
 
 _SHAPE = frozenset({"shape", "dtype", "device", "ndim"})
-_SHAPE_CALLS = frozenset({"isinstance", "hasattr", "len", "callable", "size", "dim", "isfinite", "isnan", "isinf", "type"})
+_SHAPE_CALLS = frozenset(
+    {"isinstance", "hasattr", "len", "callable", "size", "dim", "isfinite", "isnan", "isinf", "type"}
+)
 
 
 def check(module: ParsedModule) -> Iterator[Hit]:
@@ -46,7 +48,11 @@ def _used(module: ParsedModule, call: ast.Call) -> bool:
             return _read_again(module, call, names)
         if isinstance(outer, (ast.AugAssign, ast.NamedExpr)) and isinstance(outer.target, ast.Name):
             return _read_again(module, call, {outer.target.id})
-        if isinstance(outer, ast.Call) and isinstance(outer.func, ast.Attribute) and outer.func.attr in ("append", "extend"):
+        if (
+            isinstance(outer, ast.Call)
+            and isinstance(outer.func, ast.Attribute)
+            and outer.func.attr in ("append", "extend")
+        ):
             base = outer.func.value
             return isinstance(base, ast.Name) and _read_again(module, call, {base.id})
         if isinstance(outer, ast.stmt) and not isinstance(outer, (ast.Expr, ast.With)):
@@ -77,7 +83,11 @@ def _tautology(module: ParsedModule, test: ast.expr) -> bool:
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant) and None not in numbers:
             return isinstance(test.ops[0], (ast.Lt, ast.Gt, ast.NotEq))
     call = test if isinstance(test, ast.Call) else None
-    if call is not None and len(call.args) >= 2 and getattr(call.func, "attr", "") in ("allclose", "equal", "array_equal"):
+    if (
+        call is not None
+        and len(call.args) >= 2
+        and getattr(call.func, "attr", "") in ("allclose", "equal", "array_equal")
+    ):
         return ast.dump(call.args[0]) == ast.dump(call.args[1])
     return False
 

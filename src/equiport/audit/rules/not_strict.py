@@ -69,6 +69,8 @@ RULE = Rule(
     good=(
         in_test("    target.load_state_dict(ref_fp32.state_dict())\n"),
         in_test("    target.load_state_dict(ref_fp32.state_dict(), strict=True)\n"),
-        in_test("    missing, extra = target.load_state_dict({}, strict=False)\n    assert not missing and not extra\n"),
+        in_test(
+            "    missing, extra = target.load_state_dict({}, strict=False)\n    assert not missing and not extra\n"
+        ),
     ),
 )

@@ -21,7 +21,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     for call in module.calls:
         executing = module.is_any(call.func, _EXECUTING)
         if executing:
-            yield Hit(call, f"{executing} runs text that is not in the file")
+            yield Hit(call, f"{executing} runs text that is not in the file", soft)
         elif module.is_any(call.func, _IMPORTING) and not isinstance(literal(call.args[0] if call.args else None), str):
             yield Hit(call, "imports a module whose name is computed", soft)
         elif _computed_attribute(module, call):

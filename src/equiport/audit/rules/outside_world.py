@@ -15,7 +15,9 @@ _FRAMES = frozenset({"sys._getframe", "inspect.currentframe", "inspect.stack", "
                      "traceback.extract_stack", "inspect.getsource"})  # fmt: skip
 _PROCESSES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "os.fork", "git.", "pexpect.", "socket.",
               "urllib.", "requests.", "multiprocessing.", "ctypes.")  # fmt: skip
-_WRITERS = frozenset({"torch.save", "numpy.save", "numpy.savez", "pickle.dump", "json.dump", "safetensors.torch.save_file"})
+_WRITERS = frozenset(
+    {"torch.save", "numpy.save", "numpy.savez", "pickle.dump", "json.dump", "safetensors.torch.save_file"}
+)
 _WRITING_METHODS = frozenset({"write_text", "write_bytes"})
 _READING_METHODS = frozenset({"read_text", "read_bytes"})
 _ENVIRONMENT = frozenset({"os.environ", "os.getenv", "os.environ.get"})
@@ -63,7 +65,9 @@ def _key(parent: ast.AST) -> object:
 
 
 def _modules_asked(module: ParsedModule, node: ast.Compare) -> bool:
-    asked = isinstance(literal(node.left), str) and str(literal(node.left)).startswith(("pytest", "_pytest", "equiport"))
+    asked = isinstance(literal(node.left), str) and str(literal(node.left)).startswith(
+        ("pytest", "_pytest", "equiport")
+    )
     return asked and any("sys.modules" in module.dotted(item) for item in node.comparators)
 
 

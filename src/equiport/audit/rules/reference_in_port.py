@@ -11,7 +11,16 @@ from equiport.audit.rules.frame import in_forward
 from equiport.audit.source import FunctionNode, ParsedModule
 
 #: Where a port loads the source model as a whole: for its weights, or as the reference.
-_LOADING = ("load_hf_model", "load_state_dict", "get_state_dict", "main", "convert", "reference", "from_pretrained", "_hf_")
+_LOADING = (
+    "load_hf_model",
+    "load_state_dict",
+    "get_state_dict",
+    "main",
+    "convert",
+    "reference",
+    "from_pretrained",
+    "_hf_",
+)
 
 
 def check(module: ParsedModule) -> Iterator[Hit]:
@@ -33,7 +42,11 @@ def _passive(module: ParsedModule, node: ast.AST) -> bool:
             return module.dotted(parent) != frozenset() and _passive(module, parent)
     if isinstance(parent, (ast.arg, ast.AnnAssign)) and node is getattr(parent, "annotation", None):
         return True
-    if isinstance(parent, ast.Call) and isinstance(parent.func, ast.Name) and parent.func.id in ("isinstance", "issubclass"):
+    if (
+        isinstance(parent, ast.Call)
+        and isinstance(parent.func, ast.Name)
+        and parent.func.id in ("isinstance", "issubclass")
+    ):
         return True
     for outer in module.around(node):
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -52,7 +65,8 @@ def _loads(function: FunctionNode) -> bool:
 
 def _main_guard(module: ParsedModule, node: ast.AST) -> bool:
     return any(
-        isinstance(outer, ast.If) and any(isinstance(item, ast.Name) and item.id == "__name__" for item in ast.walk(outer.test))
+        isinstance(outer, ast.If)
+        and any(isinstance(item, ast.Name) and item.id == "__name__" for item in ast.walk(outer.test))
         for outer in module.around(node)
     )
 

@@ -52,7 +52,12 @@ def _either(module: ParsedModule, found: Comparison) -> Iterator[Hit]:
     """An assert on two tensors, the order unknown: one is the port's, the other must be the source's."""
     sides = [module.flow.origins(side) for side in found.sides]
     for one, other in (sides, sides[::-1]):
-        if PORT in one and on_port_side(one) and not on_reference_side(other) and not on_reference_side(one - {"unknown"}):
+        if (
+            PORT in one
+            and on_port_side(one)
+            and not on_reference_side(other)
+            and not on_reference_side(one - {"unknown"})
+        ):
             here = made_here(other)
             if here:
                 yield Hit(found.call, f"the reference is {', '.join(here[:2])}, which lies in the work folder")
@@ -83,7 +88,10 @@ RULE = Rule(
             "test_block.py",
             {"nxdi_block.py": PORT_FILE},
         ),
-        in_test("    out1 = x @ x.transpose(-1, -2)\n", run="    x = torch.randn(2, 4)\n    out2 = out3 = NeuronMLP(CONFIG)(x)\n"),
+        in_test(
+            "    out1 = x @ x.transpose(-1, -2)\n",
+            run="    x = torch.randn(2, 4)\n    out2 = out3 = NeuronMLP(CONFIG)(x)\n",
+        ),
     ),
     good=(
         in_test(),

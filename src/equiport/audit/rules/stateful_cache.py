@@ -23,11 +23,17 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             if isinstance(call.func, ast.Name) and call.func.id in ("id", "hash") and not module.defines(call.func.id):
                 if _is_key(module, call):
                     yield Hit(call, f"{call.func.id}() of an object decides what is computed")
-            elif isinstance(call.func, ast.Attribute) and call.func.attr in ("data_ptr", "storage_ptr", "untyped_storage"):
+            elif isinstance(call.func, ast.Attribute) and call.func.attr in (
+                "data_ptr",
+                "storage_ptr",
+                "untyped_storage",
+            ):
                 yield Hit(call, f"{call.func.attr}() of a tensor decides what is computed")
     for function in computing:
         if any(module.is_any(d.func if isinstance(d, ast.Call) else d, _CACHING) for d in function.decorator_list):
-            if any(argument.arg not in ("self", "cls") for argument in function.args.args) and _returns_tensor(module, function):
+            if any(argument.arg not in ("self", "cls") for argument in function.args.args) and _returns_tensor(
+                module, function
+            ):
                 yield Hit(function, "a cache keyed on the tensors' identity", Severity.WARNING)
         yield from _counted(module, function)
 

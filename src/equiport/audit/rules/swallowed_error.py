@@ -50,12 +50,16 @@ RULE = Rule(
     bad=(
         in_test("    try:\n        out3 = target(x)\n    except Exception:\n        out3 = out1\n"),
         in_test("    import contextlib as c\n    with c.suppress(AssertionError):\n        assert 0\n"),
-        in_forward("        try:\n            return self.fused(x)\n        except Exception:\n            return self.plain(x)\n"),
+        in_forward(
+            "        try:\n            return self.fused(x)\n        except Exception:\n            return self.plain(x)\n"
+        ),
     ),
     good=(
         in_test("    with pytest.raises(ValueError):\n        target(None)\n"),
         in_test("    try:\n        y = target(x)\n    finally:\n        target.train()\n"),
-        in_forward("        try:\n            return self.fused(x)\n        except RuntimeError as e:\n            raise ValueError from e\n"),
+        in_forward(
+            "        try:\n            return self.fused(x)\n        except RuntimeError as e:\n            raise ValueError from e\n"
+        ),
         in_forward("        return x\n", head="try:\n    import nki\nexcept ImportError:\n    nki = None\n"),
     ),
 )

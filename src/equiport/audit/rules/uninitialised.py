@@ -54,7 +54,9 @@ def _written(function: FunctionNode) -> set[str]:
                 base = base.value
             if node.func.attr.endswith("_") and isinstance(base, ast.Name):
                 found.add(base.id)
-            found.update(item.value.id for item in node.keywords if item.arg == "out" and isinstance(item.value, ast.Name))
+            found.update(
+                item.value.id for item in node.keywords if item.arg == "out" and isinstance(item.value, ast.Name)
+            )
     return found
 
 
