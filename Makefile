@@ -3,12 +3,14 @@
 #
 # Everything lives in a virtual environment of its own; nothing else is needed than Python and a package index.
 #   TRANSFORMERS=4.57.6   the version NxD Inference pins (environment in .venv-4.57.6)
+#   JOBS=4                test files side by side (default 2)
 #   PYTHON=python3.12     another interpreter          PIP_FLAGS="..."   handed to every pip install
 
 TRANSFORMERS ?= 5.24.0
 TORCH        ?= 2.13.0
 PIP_FLAGS    ?=
 PYTEST_FLAGS ?=
+JOBS         ?= 2
 PYTHON       ?= $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
                   command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 
@@ -42,7 +44,7 @@ demo: $(READY) $(RUNS)/model/config.json
 	$(BIN)/equiport validate --port $(RUNS)/port/modeling_llama_nxdi.py --model $(RUNS)/model --out $(RUNS)/exp
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -10,6 +10,9 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+# test files run side by side: one thread each, in the commands they start too
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 from worlds import EXAMPLE_PORT, TINY_LLAMA, Cli, Ran, World, equiport_command

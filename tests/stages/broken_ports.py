@@ -217,7 +217,7 @@ BROKEN = (
         replaced(("self.mlp(self.post_attention_layernorm(hidden_states))", "self.mlp(hidden_states)")),
         2,
         "post_attention_layernorm",
-        cause="norm placement",
+        cause="norm kind",
     ),
     PortEdit(
         "attention residual dropped",
