@@ -52,9 +52,11 @@ class Case:
         return tuple(self.model.get_submodule(path) for path in self.sources)
 
     def sites(self, *parts: Part) -> Iterator[tuple[str, nn.Module]]:
-        """(path, module) of the parts at or inside the suspect."""
+        """(path, module) of the parts at or inside the suspect; of the whole model those outside its layers."""
         for path in self.sources:
             for inner, module in self.model.get_submodule(path).named_modules():
+                if not path and any(step.isdigit() for step in inner.split(".")):
+                    continue
                 if part_of(module) in parts:
                     yield f"{path}.{inner}".strip("."), module
 

@@ -94,6 +94,9 @@ class Surgery:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
             site = find_hidden(args, kwargs)
             hidden = site.read(args, kwargs) if site else torch.empty(0)
+            if isinstance(getattr(out, "logits", None), Tensor):
+                out.logits = edit(hidden, out.logits)
+                return out
             if isinstance(out, tuple):
                 return (edit(hidden, out[0]), *out[1:])
             return edit(hidden, out)

@@ -81,7 +81,7 @@ def prove_causes(
 ) -> list[CauseReport]:
     """One report a suspect component, in their order."""
     manifest = read_manifest(trace_folder(experiment))
-    entries = {entry.name: entry for entry in mapping_of(experiment).components}
+    entries = {entry.name: entry for entry in mapping_of(experiment).tested}
     models = _Models()
     found = []
     for component in suspects:

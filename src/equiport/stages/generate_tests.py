@@ -17,8 +17,8 @@ from equiport.fixtures.folder import read_config
 from equiport.structure.mapping import ComponentMapping
 
 COMPONENT_ORDER = (
-    "norm", "embedding", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention", "lm_head", "module",
-    "decoder_layer",
+    "norm", "embedding", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention", "lm_head", "head_path",
+    "module", "decoder_layer",
 )  # fmt: skip
 _CONSTANTS = {
     "HIDDEN_SIZE": "hidden_size",
@@ -60,17 +60,17 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
     generated = {path for path, text in old.items() if _is_generated(text)}
     wanted = set()
     kinds = sorted(
-        {entry.component_type or "module" for entry in mapping.components},
+        {entry.component_type or "module" for entry in mapping.tested},
         key=lambda kind: (component_rank(kind), kind),
     )
     for number, kind in enumerate(kinds):
-        entries = [e for e in mapping.components if (e.component_type or "module") == kind and e.name not in skip]
+        entries = [e for e in mapping.tested if (e.component_type or "module") == kind and e.name not in skip]
         if not entries or set(folder.glob(f"test_*_{kind}.py")) - generated:
             continue
         text = templates.get_template("component_test.py.j2").render(
             kind=kind,
             name=re.sub(r"\W", "_", kind),
-            pairs=[(" + ".join(entry.source), entry.name) for entry in entries],
+            pairs=[(" + ".join(entry.source) or "the whole model", entry.name) for entry in entries],
             components=[json.dumps(entry.name) for entry in entries],
         )
         path = folder / f"test_{number:02d}_{kind}.py"

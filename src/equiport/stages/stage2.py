@@ -166,7 +166,7 @@ def _outcome(
         reasons.append(Reason(ReasonCode.NO_COMPARISON.value, "no test compared anything"))
     reasons += evidence_reasons(items, rows)
     covered = {row.component for row in rows}
-    uncovered = [e.name for e in mapping.components if e.name not in covered] if mapping else []
+    uncovered = [e.name for e in mapping.tested if e.name not in covered] if mapping else []
     if manifest is not None:
         reasons += [Reason("LOAD_MISSING", "is not loaded as it should be", key) for key in manifest.load_findings]
         blind += [

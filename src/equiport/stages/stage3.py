@@ -179,7 +179,7 @@ def _suspects(context: StageContext, faults: Sequence[_Fault], thresholds: Thres
     """Innermost components first; what contains a suspect is its consequence."""
     entries = {}
     if context.experiment is not None:
-        entries = {entry.name: entry for entry in mapping_of(context.experiment).components}
+        entries = {entry.name: entry for entry in mapping_of(context.experiment).tested}
     inner = [f for f in faults if not any(other.component.startswith(f.component + ".") for other in faults)]
     inner.sort(
         key=lambda fault: (

@@ -98,6 +98,28 @@ class ComponentMapping:
         """Entries with both sides."""
         return tuple(entry for entry in self.entries if entry.is_component)
 
+    @property
+    def tested(self) -> tuple[MappingEntry, ...]:
+        """What stage 2 compares: the components, and the way from the head's input to the logits."""
+        return self.components + ((HEAD_PATH,) if self.head is not None else ())
+
+    @property
+    def head(self) -> MappingEntry | None:
+        """The output projection, where one source module stands for one target module."""
+        found = [
+            entry
+            for entry in self.components
+            if entry.component_type == "lm_head" and len(entry.source) == len(entry.target) == 1 and not entry.indices
+        ]
+        return found[0] if len(found) == 1 else None
+
+
+#: From the head's input to the logits that come out: what scales and caps them is in no module. Its source is the
+#: whole model ("").
+HEAD_PATH = MappingEntry(
+    ("",), ("logits",), "the whole path from the head's input to the logits", component_type="head_path"
+)
+
 
 @dataclass(frozen=True)
 class MappingProblem:

@@ -17,7 +17,7 @@ from equiport.fixtures.tokens import TokenBatch
 from equiport.reference.model import Fixture, load_reference
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stacks.port_classes import PortClasses
-from equiport.structure.mapping import ComponentMapping, MappingEntry
+from equiport.structure.mapping import HEAD_PATH, ComponentMapping, MappingEntry
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
 from equiport.trace.rotary import rotary_sample, rotary_tables
@@ -79,10 +79,13 @@ def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
             remedy="Declare it on the down_proj or o_proj entry; what contains it follows.",
         )
     splits = {target: entry.reduction_split or 1 for entry, _, target, _ in flat if levels[target] == 0}
-    return tuple(
+    found = tuple(
         Instance(replace(entry, reduction_split=_inside(target, splits)), source, target, index, levels[target])
         for entry, source, target, index in flat
     )
+    if mapping.head is None:
+        return found
+    return (*found, Instance(HEAD_PATH, HEAD_PATH.source, HEAD_PATH.name, (), levels[mapping.head.target[0]]))
 
 
 def _inside(target: str, splits: Mapping[str, int]) -> int:
@@ -223,8 +226,10 @@ def _shadow_levels(
 ) -> dict[str, ShadowOutput]:
     outputs: dict[str, ShadowOutput] = {}
     for level in sorted({instance.level for instance in instances}):
-        pairs = [ShadowPair(i.target, i.source[0]) for i in instances if i.level == level and not i.is_rotary]
-        outputs.update(shadow_target(adapter, model, batch, pairs, fp32))
+        here = [i for i in instances if i.level == level and not i.is_rotary]
+        pairs = [ShadowPair(i.target, i.source[0]) for i in here if i.entry is not HEAD_PATH]
+        logits = HEAD_PATH.name if any(i.entry is HEAD_PATH for i in here) else ""
+        outputs.update(shadow_target(adapter, model, batch, pairs, fp32, logits))
     return outputs
 
 

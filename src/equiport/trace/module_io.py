@@ -48,9 +48,10 @@ def output_tensors(output: Any) -> tuple[Tensor, ...]:
     """The leading tensors of an output: the tensor itself, or those of a tuple up to the first non-tensor."""
     if isinstance(output, Tensor):
         return (output,)
-    named = getattr(output, "hidden_states", None)
-    if isinstance(named, Tensor):
-        return (named,)
+    for name in ("logits", "hidden_states"):
+        named = getattr(output, name, None)
+        if isinstance(named, Tensor):
+            return (named,)
     if isinstance(output, (tuple, list)):
         found = []
         for item in output:

@@ -61,11 +61,17 @@ class _Step:
 
 
 def shadow_target(
-    adapter: StackAdapter, model: nn.Module, batch: TokenBatch, pairs: Sequence[ShadowPair], reference: ReferenceIO
+    adapter: StackAdapter,
+    model: nn.Module,
+    batch: TokenBatch,
+    pairs: Sequence[ShadowPair],
+    reference: ReferenceIO,
+    logits: str = "",
 ) -> dict[str, ShadowOutput]:
     """Prefill the ragged prompts, then decode step by step; target path -> outputs.
 
-    `pairs` must not be nested in one another. `model` was made with `batch.batch_size` rows.
+    `pairs` must not be nested in one another. `model` was made with `batch.batch_size` rows. What the port returns is
+    kept under the name `logits`, if one is given.
     """
     modules = dict(adapter.inner_model(model).named_modules())
     step = _Step()
@@ -73,20 +79,30 @@ def shadow_target(
     handles = []
     for pair in pairs:
         handles += _watch(modules[pair.target], pair, step, reference, found[pair.target])
+    returned = found.setdefault(logits, ShadowOutput()) if logits else ShadowOutput()
     ids = batch.padded()
     lengths = torch.tensor(batch.prompt_lengths)
     try:
         with torch.no_grad():
             step.phase, step.starts, step.counts = "prefill", [0] * batch.batch_size, list(batch.prompt_lengths)
-            adapter.forward(model, ids[:, : int(lengths.max())] * _prompt_mask(lengths), lengths=lengths)
+            out = adapter.forward(model, ids[:, : int(lengths.max())] * _prompt_mask(lengths), lengths=lengths)
+            _keep(returned, "prefill", out, lengths - 1)
             for offset in range(batch.decode_steps):
                 positions = lengths + offset
                 step.phase, step.starts, step.counts = "decode", positions.tolist(), [1] * batch.batch_size
-                adapter.forward(model, ids.gather(1, positions[:, None]), positions=positions)
+                out = adapter.forward(model, ids.gather(1, positions[:, None]), positions=positions)
+                _keep(returned, "decode", out, positions)
     finally:
         for handle in handles:
             handle.remove()
     return found
+
+
+def _keep(returned: ShadowOutput, phase: str, logits: Tensor, positions: Tensor) -> None:
+    """Logits [B, V] after the token at `positions` [B] of each row."""
+    returned.calls += 1
+    returned.outputs.setdefault(phase, []).append(logits.detach().clone())
+    returned.places.setdefault(phase, []).append(torch.stack((torch.arange(len(positions)), positions), dim=1))
 
 
 def _prompt_mask(lengths: Tensor) -> Tensor:
