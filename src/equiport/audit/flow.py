@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from dataclasses import dataclass, field
 
 from equiport.audit.names import BLOCK_TESTS, PREDICATES, STACK_ROOTS, TENSOR_COMPARATORS, VERDICTS, hf_kind
+from equiport.audit.scopes import Scope, Scopes
 from equiport.audit.source import FunctionNode, ParsedModule, literal, parameters
 
 Origins = frozenset[str]
@@ -18,21 +18,7 @@ REFERENCE, PORT, UNKNOWN, DRAWN, FILE, VERDICT, MEASURED, TOOLKIT = (
 )  # fmt: skip
 READERS = frozenset({"torch.load", "numpy.load", "pickle.load", "pickle.loads", "json.load", "json.loads", "open",
                      "numpy.loadtxt", "joblib.load"})  # fmt: skip
-_PURE = frozenset({"float", "clone", "detach", "to", "cpu", "contiguous", "double", "bfloat16", "half", "type", "numpy",
-                   "view", "reshape", "squeeze", "unsqueeze", "flatten", "item", "copy", "data", "last_hidden_state",
-                   "logits", "view_as", "type_as", "requires_grad_", "expand_as"})  # fmt: skip
 _BUDGET = 150_000
-_FILLING = frozenset({"append", "extend", "add", "update", "copy_", "insert", "setdefault", "add_", "fill_", "put"})
-
-
-@dataclass
-class Scope:
-    """A function's (or the file's) names: what each is bound to, and which are parameters."""
-
-    node: FunctionNode | ast.Module | ast.Lambda
-    outer: Scope | None
-    bound: dict[str, list[ast.expr]] = field(default_factory=lambda: defaultdict(list))
-    params: frozenset[str] = frozenset()
 
 
 class Flow:
@@ -42,7 +28,7 @@ class Flow:
 
     def __init__(self, module: ParsedModule) -> None:
         self.module = module
-        self.scopes: dict[ast.AST, Scope] = {}
+        self.scopes = Scopes(module)
         self._memo: dict[ast.AST, Origins] = {}
         self._busy: set[object] = set()
         self._functions_busy: set[ast.AST] = set()
@@ -56,70 +42,6 @@ class Flow:
             name = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
             if name in self._functions:
                 self._calls[name].append(call)
-        self._bind_all()
-
-    # scopes
-
-    def scope_of(self, node: ast.AST) -> Scope:
-        """The scope that an expression is evaluated in."""
-        for outer in self.module.around(node):
-            if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-                return self._scope(outer)
-        return self._scope(self.module.tree)
-
-    def _scope(self, node: FunctionNode | ast.Lambda | ast.Module) -> Scope:
-        if node not in self.scopes:
-            if isinstance(node, ast.Module):
-                self.scopes[node] = Scope(node, None)
-            else:
-                self.scopes[node] = Scope(node, self.scope_of(node), params=frozenset(parameters(node)))
-        return self.scopes[node]
-
-    def _bind_all(self) -> None:
-        for node in self.module.nodes:
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    self._bind(target, node.value, node)
-            elif isinstance(node, (ast.AnnAssign, ast.AugAssign)) and node.value is not None:
-                self._bind(node.target, node.value, node)
-            elif isinstance(node, (ast.For, ast.AsyncFor)):
-                self._bind(node.target, node.iter, node)
-            elif isinstance(node, ast.NamedExpr):
-                self._bind(node.target, node.value, node)
-            elif isinstance(node, ast.comprehension):
-                self._bind(node.target, node.iter, node)
-            elif isinstance(node, ast.withitem) and node.optional_vars is not None:
-                self._bind(node.optional_vars, node.context_expr, node)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLING:
-                base = node.func.value
-                if isinstance(base, ast.Name):
-                    for argument in node.args:
-                        self._bind(base, argument, node)
-
-    def _bind(self, target: ast.expr, value: ast.expr, at: ast.AST) -> None:
-        if isinstance(target, ast.Name):
-            self.scope_of(at).bound[target.id].append(value)
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            same = isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts)
-            for index, item in enumerate(target.elts):
-                self._bind(item, value.elts[index] if same else value, at)  # type: ignore[attr-defined]
-        elif isinstance(target, ast.Starred):
-            self._bind(target.value, value, at)
-        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-            self._bind(target.value, value, at)
-
-    def bindings(self, name: ast.Name) -> list[ast.expr]:
-        """What a name is bound to in the scope that owns it; empty for parameters and unknown names."""
-        scope: Scope | None = self.scope_of(name)
-        while scope is not None:
-            if name.id in scope.bound:
-                return scope.bound[name.id]
-            if name.id in scope.params:
-                return []
-            scope = scope.outer
-        return []
-
-    # origins
 
     def origins(self, node: ast.AST | None) -> Origins:
         """From which sides an expression may derive."""
@@ -157,13 +79,17 @@ class Flow:
             return self._of_dotted(seen) if seen else self.origins(node.value)
         if isinstance(node, ast.Lambda):
             return self.origins(node.body)
+        if isinstance(node, ast.Subscript):
+            parts = self.returned_parts(node)
+            if parts:
+                return frozenset().union(*(self.origins(part) for part in parts))
         return frozenset().union(*(self.origins(child) for child in ast.iter_child_nodes(node)))
 
     def _of_name(self, node: ast.Name) -> Origins:
         found: set[str] = set()
-        for value in self.bindings(node):
+        for value in self.scopes.bindings(node):
             found |= self.origins(value)
-        scope: Scope | None = self.scope_of(node)
+        scope: Scope | None = self.scopes.scope_of(node)
         while scope is not None and node.id not in scope.bound:
             if node.id in scope.params:
                 return frozenset(found) | self._of_parameter(scope.node, node.id)
@@ -302,93 +228,23 @@ class Flow:
         """Origins of a name at the top level of this file, for a file that imports it."""
         return frozenset(item for item in self._of_name(node) if not item.startswith("local:"))
 
-    # identity
-
-    def root(self, node: ast.expr, depth: int = 0) -> ast.AST | str:
-        """The call or name that a value is, read through names bound once and steps that keep the values."""
-        if depth > 40:
-            return node
-        if isinstance(node, ast.Name):
-            bound = self.bindings(node)
-            if len(bound) == 1 and not isinstance(bound[0], (ast.GeneratorExp, ast.ListComp)):
-                return self.root(bound[0], depth + 1)
-            return f"name {node.id} of {id(self.scope_of(node))}"
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Attribute) and node.func.attr in _PURE:
-                return self.root(node.func.value, depth + 1)
-            if self.module.dotted(node.func) & {"copy.deepcopy", "copy.copy", "torch.clone", "torch.as_tensor"}:
-                return self.root(node.args[0], depth + 1) if node.args else node
-            return node
-        if isinstance(node, ast.Attribute) and node.attr in _PURE:
-            return self.root(node.value, depth + 1)
-        if isinstance(node, ast.BinOp):
-            keeps = {ast.Add: 0, ast.Sub: 0, ast.Mult: 1, ast.Div: 1}.get(type(node.op))
-            if keeps is not None and literal(node.right) == keeps:
-                return self.root(node.left, depth + 1)
-        if isinstance(node, ast.Subscript):
-            return f"{ast.dump(node.slice)} of {self._named(self.root(node.value, depth + 1))}"
-        return node
-
-    @staticmethod
-    def _named(root: ast.AST | str) -> str:
-        return root if isinstance(root, str) else f"node {id(root)}"
-
-    def same(self, one: ast.expr, other: ast.expr) -> bool:
-        """Whether two expressions are one value."""
-        return self._named(self.root(one)) == self._named(self.root(other))
-
-    # constants
-
-    def number(self, node: ast.AST | None, depth: int = 0) -> float | None:
-        """The number that an expression is known to be: literals, arithmetic on them, names bound to one value."""
-        value = literal(node)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
-        if depth > 20 or node is None:
-            return None
-        if isinstance(node, ast.Name):
-            bound = self.bindings(node)
-            numbers = [self.number(item, depth + 1) for item in bound]
-            if numbers and all(item is not None for item in numbers):
-                return max(item for item in numbers if item is not None)
-            return self._imported_number(self.module.dotted(node), depth) if not bound else None
-        if isinstance(node, ast.Attribute):
-            return self._imported_number(self.module.dotted(node), depth)
-        if isinstance(node, ast.BinOp):
-            left, right = self.number(node.left, depth + 1), self.number(node.right, depth + 1)
-            if left is None or right is None:
-                return None
-            try:
-                if isinstance(node.op, ast.Mult):
-                    return left * right
-                if isinstance(node.op, ast.Add):
-                    return left + right
-                if isinstance(node.op, ast.Div):
-                    return left / right
-                if isinstance(node.op, ast.Sub):
-                    return left - right
-                if isinstance(node.op, ast.Pow) and abs(right) < 100:
-                    value = left**right
-                    return float(value) if isinstance(value, (int, float)) else None
-            except (ArithmeticError, ValueError):
-                return None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "float" and node.args:
-            text = literal(node.args[0])
-            try:
-                return float(text) if isinstance(text, (str, int, float)) else None
-            except ValueError:
-                return None
-        return None
-
-    def _imported_number(self, names: Origins, depth: int) -> float | None:
-        for name in sorted(names):
-            other = self.module.work.module(name) if self.module.work else None
-            if other is not None and other is not self.module:
-                bound = other.flow._scope(other.tree).bound.get(name.rpartition(".")[2], [])
-                numbers = [other.flow.number(item, depth + 1) for item in bound]
-                if numbers and all(item is not None for item in numbers):
-                    return max(item for item in numbers if item is not None)
-        return None
+    def returned_parts(self, node: ast.Subscript) -> list[ast.expr]:
+        """`f(...)[1]` of a function of this file that returns tuples: the second element of each."""
+        index, call = literal(node.slice), node.value
+        if isinstance(call, ast.Name):
+            bound = self.scopes.bindings(call)
+            call = bound[0] if len(bound) == 1 else call
+        if not isinstance(index, int) or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            return []
+        parts: list[ast.expr] = []
+        for function in self._functions.get(call.func.id, ()):
+            for item in ast.walk(function):
+                if isinstance(item, ast.Return) and self.module.function_of(item) is function:
+                    value = item.value
+                    if not isinstance(value, (ast.Tuple, ast.List)) or not -len(value.elts) <= index < len(value.elts):
+                        return []
+                    parts.append(value.elts[index])
+        return parts
 
 
 _KNOWN = frozenset({

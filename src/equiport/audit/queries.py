@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from equiport.audit.model import Role
 from equiport.audit.names import ASSERTING, BLOCK_TESTS, PREDICATES, SAMPLE_COMPARATORS, TENSOR_COMPARATORS, VERDICTS
-from equiport.audit.source import FunctionNode, ParsedModule
+from equiport.audit.source import FunctionNode, ParsedModule, keywords
 
 _FORWARD = frozenset({
     "forward", "__call__", "perform_prefill", "compute_for_token_gen", "attention_context_encode", "attention_tokengen",
@@ -36,7 +36,7 @@ def comparisons(module: ParsedModule) -> Iterator[Comparison]:
         for kind, names in kinds:
             name = module.is_any(call.func, names)
             if name:
-                yield Comparison(call, name.rpartition(".")[2], kind, _sides(call, kind))
+                yield Comparison(call, name.rpartition(".")[2], kind, _sides(module, call, kind))
                 break
 
 
@@ -48,12 +48,12 @@ _KEYWORDS = {
 }
 
 
-def _sides(call: ast.Call, kind: str) -> tuple[ast.expr, ...]:
+def _sides(module: ParsedModule, call: ast.Call, kind: str) -> tuple[ast.expr, ...]:
     if kind in ("sample", "verdict"):
         return ()
     count = 3 if kind == "tensors" else 2
     found = [item for item in call.args[:count] if not isinstance(item, ast.Starred)]
-    given = {item.arg: item.value for item in call.keywords if item.arg}
+    given = keywords(module, call)
     return tuple([*found, *(given[name] for name in _KEYWORDS[kind] if name in given)])
 
 

@@ -203,6 +203,22 @@ def literal(node: ast.AST | None) -> object:
     return None
 
 
+def keywords(module: ParsedModule, call: ast.Call) -> dict[str, ast.expr]:
+    """Keyword arguments by name; `**` of a literal dict, also through a name, is spread out."""
+    found: dict[str, ast.expr] = {}
+    for item in call.keywords:
+        if item.arg:
+            found[item.arg] = item.value
+            continue
+        for value in [item.value] if not isinstance(item.value, ast.Name) else module.flow.scopes.bindings(item.value):
+            if isinstance(value, ast.Dict):
+                pairs = zip(value.keys, value.values, strict=True)
+                found.update({str(literal(key)): part for key, part in pairs if isinstance(literal(key), str)})
+            elif isinstance(value, ast.Call) and getattr(value.func, "id", "") == "dict":
+                found.update({part.arg: part.value for part in value.keywords if part.arg})
+    return found
+
+
 def exported(module: ParsedModule) -> list[str]:
     """Names that `from module import *` gives, `__all__` set aside."""
     names: list[str] = list(module.imports)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from equiport.audit.flow import PORT, VERDICT
+from equiport.audit.identity import number_of
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.rules.frame import in_test
 from equiport.audit.source import ParsedModule, literal
@@ -25,12 +26,11 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             if best and node.args and VERDICT in flow.origins(node.args[0]) and not _negated(module, node):
                 yield Hit(node, f"{best} over verdicts: one good case hides the bad ones")
             yield from _few(module, node)
-        elif (
-            isinstance(node, ast.BoolOp)
-            and isinstance(node.op, ast.Or)
-            and isinstance(module.parents.get(node), ast.Assert)
-        ):
-            if sum(VERDICT in flow.origins(value) for value in node.values) >= 1:
+        elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.BitOr) and VERDICT in flow.origins(node.value):
+            yield Hit(node, "a verdict or an earlier one: either is enough")
+        elif isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            kept = isinstance(module.parents.get(node), (ast.Assert, ast.Assign, ast.Return, ast.Call))
+            if kept and any(VERDICT in flow.origins(value) for value in node.values):
                 yield Hit(node, "a verdict or something else: either is enough")
         elif isinstance(node, (ast.For, ast.While)):
             early = _first_pass(module, node)
@@ -68,7 +68,7 @@ def _share(module: ParsedModule, node: ast.Compare) -> bool:
 def _few(module: ParsedModule, call: ast.Call) -> Iterator[Hit]:
     for keyword in call.keywords:
         if keyword.arg in ("max_new_tokens", "num_tokens", "num_tokens_to_check"):
-            number = module.flow.number(keyword.value)
+            number = number_of(module.flow, keyword.value)
             if number is not None and number < _FEW_TOKENS and PORT in module.flow.origins(call.func):
                 yield Hit(call, f"{keyword.arg} = {number:g}: so few tokens prove little", Severity.WARNING)
 

@@ -21,9 +21,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     for node in (*module.functions, *module.classes):
         if node.name in TOOLKIT_FUNCTIONS:
             yield Hit(node, f"{node.name} is defined here under the name of the toolkit's")
-    for node in module.nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in TOOLKIT_FUNCTIONS:
-            yield Hit(node, f"{node.id} is given another meaning")
+    for name in module.nodes:
+        if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store) and name.id in TOOLKIT_FUNCTIONS:
+            yield Hit(name, f"{name.id} is given another meaning")
 
 
 @lru_cache(maxsize=4)

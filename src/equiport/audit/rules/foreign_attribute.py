@@ -31,6 +31,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 base = target.value if isinstance(target, (ast.Attribute, ast.Subscript)) else None
                 if base is not None:
                     yield from _changed(module, node, base, target)
+                    yield from _namespace(module, node, base)
         elif isinstance(node, ast.Call):
             yield from _by_call(module, node)
         elif isinstance(node, ast.ClassDef):
@@ -70,6 +71,15 @@ def _changed(module: ParsedModule, at: ast.AST, base: ast.expr, target: ast.expr
         break
 
 
+def _namespace(module: ParsedModule, at: ast.AST, base: ast.expr) -> Iterator[Hit]:
+    """`globals()[...] =`, `vars(module)[...] =`, `module.__dict__[...] =`."""
+    if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id in ("globals", "vars", "locals"):
+        if base.func.id != "vars" or not base.args or module.dotted(base.args[0]):
+            yield Hit(at, f"{base.func.id}() is written to: names mean something else from here on")
+    elif isinstance(base, ast.Attribute) and base.attr == "__dict__" and module.dotted(base.value):
+        yield Hit(at, "a module's names are written to")
+
+
 def _is_type(dotted: str) -> bool:
     last = dotted.rpartition(".")[2]
     return last[:1].isupper() and not last.isupper()
@@ -82,6 +92,12 @@ def _by_call(module: ParsedModule, call: ast.Call) -> Iterator[Hit]:
         name = literal(call.args[1]) if len(call.args) > 1 else ""
         target = ast.copy_location(ast.Attribute(value=call.args[0], attr=str(name or ""), ctx=ast.Store()), call)
         yield from _changed(module, call, call.args[0], target)
+    elif isinstance(function, ast.Attribute) and function.attr == "__setattr__" and len(call.args) == 3:
+        name = literal(call.args[1])
+        target = ast.copy_location(ast.Attribute(value=call.args[0], attr=str(name or ""), ctx=ast.Store()), call)
+        yield from _changed(module, call, call.args[0], target)
+    elif isinstance(function, ast.Attribute) and function.attr in ("update", "setdefault", "pop", "clear"):
+        yield from _namespace(module, call, function.value)
     elif module.role is Role.TEST:
         if isinstance(function, ast.Attribute) and function.attr in ("setattr", "setitem", "delattr"):
             if getattr(function.value, "id", "") in ("monkeypatch", "mp", "patch", "mocker"):

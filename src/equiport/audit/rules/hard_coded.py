@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from equiport.audit.identity import root_of
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import comparisons, compute_functions
 from equiport.audit.rules.frame import in_forward, in_test
@@ -20,7 +21,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     if module.role is Role.TEST:
         for found in comparisons(module):
             for side in found.sides:
-                root = module.flow.root(side)
+                root = root_of(module.flow, side)
                 if isinstance(root, ast.Call) and _literal_tensor(module, root):
                     yield Hit(found.call, "one side is written out in the test")
     if module.role is not Role.PORT:
@@ -28,7 +29,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     for function in compute_functions(module):
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None:
-                root = module.flow.root(node.value)
+                root = root_of(module.flow, node.value)
                 if isinstance(root, ast.Call) and _literal_tensor(module, root):
                     yield Hit(node, "returns numbers that are written into the code")
             elif isinstance(node, ast.If) and _recognises(module, function, node.test):
@@ -46,12 +47,16 @@ def _literal_tensor(module: ParsedModule, call: ast.Call) -> bool:
 def _recognises(module: ParsedModule, function: FunctionNode, test: ast.expr) -> bool:
     """`torch.equal(x, KNOWN)` with a literal or stored tensor; `x.sum() == 3.7` with a literal float."""
     for node in ast.walk(test):
-        if isinstance(node, ast.Call) and module.is_any(node.func, _EQUAL) and len(node.args) >= 2:
-            if any(
-                isinstance(root := module.flow.root(item), ast.Call) and _literal_tensor(module, root)
+        if (
+            isinstance(node, ast.Call)
+            and module.is_any(node.func, _EQUAL)
+            and len(node.args) >= 2
+            and any(
+                isinstance(root := root_of(module.flow, item), ast.Call) and _literal_tensor(module, root)
                 for item in node.args[:2]
-            ):
-                return True
+            )
+        ):
+            return True
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Eq):
             values = [literal(item) for item in (node.left, *node.comparators)]
             floats = [value for value in values if isinstance(value, float) and value not in (0.0, 1.0, 0.5, 2.0)]

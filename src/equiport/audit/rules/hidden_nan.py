@@ -27,9 +27,12 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             continue
         method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         soft = Severity.NOTE if module.role is Role.PORT else None
-        if module.is_any(call.func, _REPLACING) or method in ("nan_to_num", "nan_to_num_"):
-            yield Hit(call, "NaN becomes a number", soft)
-        elif (module.is_any(call.func, _FILLING) or method == "masked_fill") and _asks_nan(module, call.args):
+        if (
+            module.is_any(call.func, _REPLACING)
+            or method in ("nan_to_num", "nan_to_num_")
+            or (module.is_any(call.func, _FILLING) or method == "masked_fill")
+            and _asks_nan(module, call.args)
+        ):
             yield Hit(call, "NaN becomes a number", soft)
         elif module.role is Role.TEST and method in ("nanmean", "nansum", "nanmedian"):
             yield Hit(call, f"{method} leaves NaN out")

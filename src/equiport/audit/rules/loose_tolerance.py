@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from equiport.audit.flow import PORT
+from equiport.audit.identity import number_of
 from equiport.audit.model import Hit, Role, Rule, Sample, Severity
 from equiport.audit.names import TOLERANT, VERDICTS
 from equiport.audit.rules.frame import in_test
-from equiport.audit.source import ParsedModule
+from equiport.audit.source import ParsedModule, keywords
 
 #: atol of the translate-model workflow; rtol of torch.testing for bfloat16; R of the Equivalence guide (compare.thresholds).
 ATOL, RTOL, RATIO = 1e-3, 1.6e-2, 1.2
@@ -30,7 +31,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     if module.role is Role.PORT:
         return
     for call in module.calls:
-        given = {item.arg: item.value for item in call.keywords if item.arg}
+        given = keywords(module, call)
         if module.is_any(call.func, TOLERANT):
             yield from _tolerances(module, call, given)
         elif module.is_any(call.func, VERDICTS):
@@ -67,7 +68,7 @@ def _limit(
 ) -> Iterator[Hit]:
     if value is None:
         return
-    number = module.flow.number(value)
+    number = number_of(module.flow, value)
     if number is None:
         if isinstance(value, (ast.Constant, ast.Name, ast.Attribute)) and PORT not in module.flow.origins(value):
             return
@@ -84,7 +85,7 @@ def _by_hand(module: ParsedModule, node: ast.Compare) -> Iterator[Hit]:
     error, limit = (node.left, node.comparators[0]) if less else (node.comparators[0], node.left)
     if not less and not isinstance(node.ops[0], (ast.Gt, ast.GtE)):
         return
-    number = module.flow.number(limit)
+    number = number_of(module.flow, limit)
     if number is not None and number > ATOL and _difference(module, error, 0) and _relative(error) is False:
         yield Hit(node, f"a difference is let through up to {number:g}, the policy's limit is {ATOL:g}")
 
@@ -94,7 +95,7 @@ def _difference(module: ParsedModule, node: ast.expr, depth: int) -> bool:
     if depth > 10:
         return False
     if isinstance(node, ast.Name):
-        return any(_difference(module, item, depth + 1) for item in module.flow.bindings(node))
+        return any(_difference(module, item, depth + 1) for item in module.flow.scopes.bindings(node))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in ("max", "mean", "abs", "item", "amax", "sum", "norm", "float"):
             return _difference(module, node.func.value, depth + 1) or any(

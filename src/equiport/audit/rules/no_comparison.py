@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from equiport.audit.flow import DRAWN, VERDICT, on_port_side, on_reference_side
+from equiport.audit.identity import number_of
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import asserted, collected_tests, comparisons, reached
 from equiport.audit.rules.frame import in_test
@@ -79,7 +80,7 @@ def _tautology(module: ParsedModule, test: ast.expr) -> bool:
         left, right = test.left, test.comparators[0]
         if isinstance(test.ops[0], (ast.Eq, ast.Is, ast.LtE, ast.GtE)):
             return ast.dump(left) == ast.dump(right)
-        numbers = module.flow.number(left), module.flow.number(right)
+        numbers = number_of(module.flow, left), number_of(module.flow, right)
         if isinstance(left, ast.Constant) and isinstance(right, ast.Constant) and None not in numbers:
             return isinstance(test.ops[0], (ast.Lt, ast.Gt, ast.NotEq))
     call = test if isinstance(test, ast.Call) else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.rules.frame import in_forward, in_test
-from equiport.audit.source import ParsedModule, literal
+from equiport.audit.source import ParsedModule, keywords, literal
 
 _IGNORING = frozenset({"_keys_to_ignore_on_load_missing", "_keys_to_ignore_on_load_unexpected"})
 
@@ -17,7 +17,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     soft = Severity.WARNING if module.role is Role.PORT else None
     for call in module.calls:
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        given = {item.arg: item.value for item in call.keywords if item.arg}
+        given = keywords(module, call)
         strict = given.get("strict")
         if name == "load_state_dict":
             strict = strict if strict is not None else call.args[1] if len(call.args) > 1 else None

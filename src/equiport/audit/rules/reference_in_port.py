@@ -40,6 +40,8 @@ def _passive(module: ParsedModule, node: ast.AST) -> bool:
     if isinstance(parent, ast.Attribute) and hf_kind(next(iter(module.dotted(parent)), "")):
         if parent.attr not in ("from_pretrained", "from_config"):
             return module.dotted(parent) != frozenset() and _passive(module, parent)
+    if isinstance(parent, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in parent.ops):
+        return True
     if isinstance(parent, (ast.arg, ast.AnnAssign)) and node is getattr(parent, "annotation", None):
         return True
     if (

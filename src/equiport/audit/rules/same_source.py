@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from equiport.audit.flow import PORT, on_port_side
+from equiport.audit.identity import same_value
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import Comparison, comparisons
 from equiport.audit.rules.frame import in_test
@@ -21,7 +22,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             continue
         port = _port_side(found)
         others = [side for side in found.sides if side is not port]
-        same = [side for side in others if module.flow.same(side, port)]
+        same = [side for side in others if same_value(module.flow, side, port)]
         if same:
             yield Hit(found.call, f"{_text(port)} is the same value as {_text(same[0])}")
         elif found.kind in ("tensors", "block") and not on_port_side(module.flow.origins(port)):

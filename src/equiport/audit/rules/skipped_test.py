@@ -25,9 +25,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     if module.role is not Role.TEST:
         return
     for node in module.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)) and not isinstance(module.parents.get(node), ast.Attribute):
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
             name = module.is_any(node, _ENDING)
-            if name and isinstance(node.ctx, ast.Load) and not _main(module, node):
+            if name and isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not _main(module, node):
                 yield Hit(node, f"{name}: what is not run is no pass")
         elif isinstance(node, ast.Assign) and any(_uncollected(target, node.value) for target in node.targets):
             yield Hit(node, "keeps tests from being collected")

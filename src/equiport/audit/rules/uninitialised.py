@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from equiport.audit.identity import root_of
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import compute_functions
 from equiport.audit.rules.frame import in_forward
@@ -24,7 +25,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 for part in node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]:
                     if isinstance(part, ast.Name) and part.id in written:
                         continue
-                    root = module.flow.root(part)
+                    root = root_of(module.flow, part)
                     if isinstance(root, ast.Call) and _empty(module, root) and not _passed_on(function, part):
                         yield Hit(node, "returns memory that nothing was written to")
 
