@@ -57,6 +57,13 @@ class ReasonCode(str, Enum):
     # smoke
     MATCH_RATE = "MATCH_RATE"
     TOO_FEW_TOKENS = "TOO_FEW_TOKENS"
+    # downstream
+    DOWNSTREAM_REGRESSION = "DOWNSTREAM_REGRESSION"  # a task's score falls by more than the tolerance
+    TOO_FEW_ITEMS = "TOO_FEW_ITEMS"  # the interval of the difference is too wide
+    BASELINE_AT_CHANCE = "BASELINE_AT_CHANCE"  # the source itself only guesses: no fault would show
+    NO_BASELINE = "NO_BASELINE"  # the source did not run and no published score is given
+    ITEMS_DIFFER = "ITEMS_DIFFER"  # both sides did not answer the same items
+    NO_PAIRED_SCORE = "NO_PAIRED_SCORE"  # the task gives no score per item that can be paired
     # evidence
     NO_COMPARISON = "NO_COMPARISON"  # nothing was compared at all
 
