@@ -20,10 +20,11 @@ from equiport.stacks.detection import detect_stack
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.patches import patch_files
 from equiport.stacks.port_classes import find_port_classes
+from equiport.stages import bench_config, downstream_scores
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
 
-BUILT = (0, 1, 2, 3, 4, 5, 6)
+BUILT = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,24 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
         ) from None
     if (given.out / CONFIG_NAME).is_file():
         Experiment.open(given.out)
-    write_config(given.out, subject, options, through if through is not None else 6)
+    last = _default_through(given.out, subject)
+    write_config(given.out, subject, options, last if through is None else through)
     return Experiment.open(given.out)
+
+
+def _default_through(root: Path, subject: Subject) -> int:
+    """7 where the model has a tokenizer, else 6. Without a bench_config.yaml, one with the shipped tasks is written."""
+    if not bench_config.has_tokenizer(subject.model_path):
+        return 6
+    if not (root / bench_config.FILE_NAME).is_file():
+        port = subject.classes
+        bench_config.write_bench_config(
+            root, subject.model_path, port.modeling_file, port.causal, port.config, subject.tp_degree
+        )
+    if not downstream_scores.installed():
+        print(f"stage 7 is left out: lm_eval is not installed. {downstream_scores.REMEDY}")
+        return 6
+    return 7
 
 
 def _saved(experiment: Experiment, config: EquivConfig, through: int) -> Experiment:
@@ -159,6 +176,8 @@ def _not_needed(experiment: Experiment, stage: int) -> str | None:
         return f"Stage {stage} needs stage 2 PASS: not run"
     if stage == 6 and experiment.result(5) is None:
         return "Stage 6 needs stage 5: not run"
+    if stage == 7 and not (_passed(experiment, 5) and _passed(experiment, 6)):
+        return "Stage 7 needs stages 5 and 6 PASS: not run"
     return None
 
 
@@ -169,7 +188,7 @@ def _done(experiment: Experiment, stage: int, backend: object) -> bool:
     result = experiment.result(stage)
     if result is None or not experiment.freshness(stage, backend).fresh or result.forced:
         return False
-    if stage in (1, 5, 6) and result.settings.get("patches", []) != patches_in_force(experiment):
+    if stage in (1, 5, 6, 7) and result.settings.get("patches", []) != patches_in_force(experiment):
         return False
     return result.settings.get("seed") == experiment.config.seed and not loosened(experiment, result)
 
@@ -192,7 +211,7 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     command = [str(interpreter), str(content_dir("scripts") / f"run_stage{stage}.py"), *_arguments(experiment, stage)]
     command += ["--exp-dir", str(experiment.root), "--seed", str(config.seed)]
     command += ["--thresholds", str(config.thresholds)] if config.thresholds else []
-    patched = stage in (1, 5, 6) and patches_in_force(experiment)
+    patched = stage in (1, 5, 6, 7) and patches_in_force(experiment)
     command += ["--patches-dir", str(experiment.patches)] if patched else []
     command += ["--quiet"] if quiet else []
     command += ["--debug"] if debug else []
@@ -243,6 +262,9 @@ def _arguments(experiment: Experiment, stage: int) -> list[str]:
         return ["--patches-dir", str(experiment.patches), "--stage2-output", str(experiment.result_path(2))]
     if stage == 3:
         return ["--stage2-output", str(experiment.result_path(2))]
+    if stage == 7:
+        file = str(experiment.root / bench_config.FILE_NAME)
+        return ["--bench-config", file, "--output-dir", str(experiment.results / "stage7"), "--diagnose-failures"]
     if stage == 6:
         return ["--teacher-forced", str(experiment.results / "teacher_forced.json")]
     return port

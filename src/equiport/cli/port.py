@@ -32,7 +32,7 @@ def port(
     engine: Annotated[str, typer.Option(help="Who translates: recipes, agent or auto.")] = "recipes",
     answers: Annotated[Path | None, typer.Option(help="Answers to the plan's open questions.")] = None,
     exp_dir: Annotated[Path | None, typer.Option("--exp-dir", help="Experiment. [default: OUT/exp]")] = None,
-    through: Annotated[int | None, typer.Option(help="Last stage that counts. [default: 6]")] = None,
+    through: Annotated[int | None, typer.Option(help="Last stage that counts. [7 with a tokenizer, else 6]")] = None,
     debug: Debug = False,
     quiet: Quiet = False,
 ) -> None:

@@ -33,7 +33,7 @@ def validate(
     tp_size: Annotated[
         int | None, typer.Option("--tp-size", min=1, help="Tensor-parallel degree. [default: 1]")
     ] = None,
-    through: Annotated[int | None, typer.Option(help="Last stage that counts. [default: 6]")] = None,
+    through: Annotated[int | None, typer.Option(help="Last stage that counts. [7 with a tokenizer, else 6]")] = None,
     first: Annotated[int, typer.Option("--from", help="Run again from this stage on.")] = 8,
     force: Force = False,
     thresholds: ThresholdsFile = None,

@@ -26,6 +26,7 @@ from equiport.stages.stage1 import SmokeMetrics
 from equiport.stages.stage2 import ComponentMetrics
 from equiport.stages.stage3 import LocalisationMetrics
 from equiport.stages.stage4 import PatchMetrics
+from equiport.stages.stage7 import DownstreamMetrics
 from equiport.stages.teacher_forced import TeacherForcedMetrics
 
 _STAGES = {0: "structure", 1: "smoke", 2: "components", 3: "localisation", 4: "patches", 5: "end to end",
@@ -114,6 +115,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
         "localisation": metrics(3, LocalisationMetrics),
         "end_to_end": metrics(5, TeacherForcedMetrics),
         "distribution": metrics(6, TeacherForcedMetrics),
+        "downstream": metrics(7, DownstreamMetrics),
         "plots": [plot for plot in plots if (experiment.root / plot).is_file()],
         "hashes": hashes,
         "version": __version__,

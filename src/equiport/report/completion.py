@@ -11,6 +11,7 @@ from equiport.compare.verdict import Verdict
 from equiport.errors import ExitCode
 from equiport.experiment import Experiment, StageResult
 from equiport.experiment.hashing import input_name
+from equiport.stages.stage7 import TOLERANCE
 
 REQUIRED = (0, 1, 2, 5, 6, 7)
 
@@ -102,7 +103,7 @@ def _lack(experiment: Experiment, stage: int, result: StageResult | None, patche
         return f"stage {stage} is stale ({', '.join(state.changed)} changed)"
     if result.forced:
         return f"stage {stage} was forced past a missing or failed stage"
-    if stage in (1, 5, 6) and result.settings.get("patches", []) != patches:
+    if stage in (1, 5, 6, 7) and result.settings.get("patches", []) != patches:
         return f"stage {stage} ran with patches {result.settings.get('patches', [])}, stage 4 with {patches}"
     loose = loosened(experiment, result)
     return f"stage {stage} was judged by other limits than the experiment's ({', '.join(loose)})" if loose else ""
@@ -125,6 +126,7 @@ def loosened(experiment: Experiment, result: StageResult) -> list[str]:
         "delta": (limits.delta, False),
         "theta": (limits.theta, True),
         "pass_threshold": (limits.match_rate, True),
+        "tolerance": (TOLERANCE, False),
     }
     found = []
     for name, (limit, higher_is_stricter) in kept.items():

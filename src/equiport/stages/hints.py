@@ -26,7 +26,11 @@ _AFTER: dict[tuple[int, Verdict], str] = {
         5,
         Verdict.FAIL,
     ): "if stage 2 passed: an unmapped component or another execution path; see class_divergence_report.json",
-    (6, Verdict.PASS): "the report: equiport report EXP_DIR",
+    (6, Verdict.PASS): "stage 7 (downstream tasks) where there is a bench_config.yaml; equiport report EXP_DIR",
+    (7, Verdict.PASS): "the report: equiport report EXP_DIR",
+    (7, Verdict.INCONCLUSIVE): "raise limit in bench_config.yaml, or name tasks of more items",
+    (7, Verdict.FAIL): "all tasks fail: stage 2; reasoning fails and knowledge passes: stage 4; "
+    "--diagnose-failures lists the items",
     (
         6,
         Verdict.FAIL,
