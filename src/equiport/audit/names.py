@@ -37,7 +37,8 @@ BLOCK_TESTS = frozenset(
 ASSERTING = frozenset(
     {
         "torch.testing.assert_close", "torch.testing.assert_allclose", "numpy.testing.assert_allclose",
-        "numpy.testing.assert_array_equal", "numpy.testing.assert_array_almost_equal", "torch_neuronx.testing.assert_close",
+        "numpy.testing.assert_array_equal", "numpy.testing.assert_array_almost_equal",
+        "torch_neuronx.testing.assert_close",
     }
 )  # fmt: skip
 #: Give a truth value about two tensors.
@@ -64,9 +65,12 @@ NEUTRAL_ENDS = (
     "OutputWithPast", "Cache", "Criteria", "LogitsProcessorList", "Streamer",
 )  # fmt: skip
 _NEUTRAL_MODULES = (
-    "transformers.utils", "transformers.modeling_outputs", "transformers.cache_utils", "transformers.configuration_utils",
-    "transformers.generation", "transformers.file_utils", "transformers.tokenization_utils", "transformers.modeling_rope",
-    "transformers.integrations", "transformers.processing_utils", "transformers.image_utils", "transformers.dynamic_module",
+    "transformers.utils", "transformers.modeling_outputs", "transformers.cache_utils",
+    "transformers.configuration_utils",
+    "transformers.generation", "transformers.file_utils", "transformers.tokenization_utils",
+    "transformers.modeling_rope",
+    "transformers.integrations", "transformers.processing_utils", "transformers.image_utils",
+    "transformers.dynamic_module",
     "transformers.masking_utils", "transformers.feature_extraction",
 )  # fmt: skip
 #: Ends of names that are leaves: modules without submodules that stacks borrow where their own need a device.

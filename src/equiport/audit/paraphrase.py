@@ -1,4 +1,4 @@
-"""How alike two classes are when names, comments and types are set aside; the source classes of transformers by path."""
+"""How alike two classes are when names, comments and types are set aside; transformers' classes are read by path."""
 
 from __future__ import annotations
 

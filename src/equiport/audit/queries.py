@@ -18,7 +18,7 @@ _FORWARD = frozenset({
 
 @dataclass(frozen=True)
 class Comparison:
-    """A call that compares: `sides` are the reference's and the port's expressions (of unknown order when equal kinds)."""
+    """A call that compares; `sides` are the expressions compared, in the order of the call."""
 
     call: ast.Call
     name: str

@@ -23,7 +23,7 @@ _NONE: frozenset[str] = frozenset()
 
 @dataclass
 class ParsedModule:
-    """One file: its tree with parents, imports by local name, and what its folder holds. `opaque`: why it has no tree."""
+    """One file: its tree, imports by local name, and the folder around it. `opaque`: why it has no tree."""
 
     path: Path
     role: Role
@@ -122,7 +122,11 @@ class ParsedModule:
 
         module = self.work.module(base) if self.work else None
         if module is not None and module is not self and not module.opaque:
-            return tuple(exported(module))
+            # two files that star-import each other give their own names
+            self.__dict__["imports"] = {}
+            names = tuple(exported(module))
+            del self.__dict__["imports"]
+            return names
         return STARRED.get(base, ())
 
     def _add_aliases(self, found: dict[str, frozenset[str]]) -> None:

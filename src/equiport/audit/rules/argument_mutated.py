@@ -11,7 +11,8 @@ from equiport.audit.source import FunctionNode, ParsedModule
 
 #: What a forward is given to compute from; caches and buffers are there to be written to.
 _INPUTS = frozenset({"x", "hidden_states", "inputs", "input_ids", "inputs_embeds", "attention_mask", "position_ids"})
-_WRITING = frozenset({"add_", "mul_", "copy_", "zero_", "fill_", "sub_", "div_", "masked_fill_", "index_copy_", "scatter_",
+_WRITING = frozenset({"add_", "mul_", "copy_", "zero_", "fill_", "sub_", "div_", "masked_fill_", "index_copy_",
+                      "scatter_",
                       "clamp_", "normal_", "uniform_"})  # fmt: skip
 
 

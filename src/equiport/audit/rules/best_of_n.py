@@ -47,11 +47,11 @@ def _negated(module: ParsedModule, node: ast.Call) -> bool:
 
 def _first_pass(module: ParsedModule, loop: ast.For | ast.While) -> ast.AST | None:
     for node in ast.walk(loop):
-        if isinstance(node, ast.If) and not (isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)):
-            if VERDICT in module.flow.origins(node.test):
-                for item in node.body:
-                    if isinstance(item, (ast.Break, ast.Return)):
-                        return item
+        negated = isinstance(node, ast.If) and isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not)
+        if isinstance(node, ast.If) and not negated and VERDICT in module.flow.origins(node.test):
+            for item in node.body:
+                if isinstance(item, (ast.Break, ast.Return)):
+                    return item
     return None
 
 
@@ -59,9 +59,9 @@ def _share(module: ParsedModule, node: ast.Compare) -> bool:
     if not isinstance(node.ops[0], (ast.Gt, ast.GtE)) or not isinstance(literal(node.comparators[0]), (int, float)):
         return False
     for item in ast.walk(node.left):
-        if isinstance(item, ast.Call) and getattr(item.func, "id", "") in ("sum", "len") and item.args:
-            if VERDICT in module.flow.origins(item.args[0]):
-                return True
+        counts = isinstance(item, ast.Call) and getattr(item.func, "id", "") in ("sum", "len") and item.args
+        if counts and isinstance(item, ast.Call) and VERDICT in module.flow.origins(item.args[0]):
+            return True
     return False
 
 

@@ -19,19 +19,24 @@ def check(module: ParsedModule) -> Iterator[Hit]:
         computing = compute_functions(module)
         for node in module.nodes:
             if (
-                isinstance(node, (ast.Name, ast.Attribute))
-                and module.is_any(node, _DOUBLE)
+                (
+                    isinstance(node, (ast.Name, ast.Attribute))
+                    and module.is_any(node, _DOUBLE)
+                    and in_any(module, node, computing)
+                )
+                or _doubles(node)
                 and in_any(module, node, computing)
             ):
                 yield Hit(node, "computes in float64, which the device does not have")
-            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "double" and not node.args:
-                if in_any(module, node, computing):
-                    yield Hit(node, "computes in float64, which the device does not have")
     elif module.role is Role.TEST:
         for call in module.calls:
-            if module.dotted(call.func) & {"torch.set_default_dtype", "torch.set_default_tensor_type"}:
-                if any(module.is_any(item, _DOUBLE) for item in call.args):
-                    yield Hit(call, "the whole test runs in float64")
+            sets = module.dotted(call.func) & {"torch.set_default_dtype", "torch.set_default_tensor_type"}
+            if sets and any(module.is_any(item, _DOUBLE) for item in call.args):
+                yield Hit(call, "the whole test runs in float64")
+
+
+def _doubles(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "double" and not node.args
 
 
 RULE = Rule(

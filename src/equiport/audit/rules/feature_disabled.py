@@ -11,9 +11,11 @@ from equiport.audit.source import ParsedModule, literal
 
 _FEATURES = frozenset({
     "sliding_window", "use_sliding_window", "layer_types", "rope_scaling", "rope_parameters", "attn_logit_softcapping",
-    "final_logit_softcapping", "logit_scale", "logits_scaling", "attention_bias", "qkv_bias", "mlp_bias", "use_qkv_bias",
+    "final_logit_softcapping", "logit_scale", "logits_scaling", "attention_bias", "qkv_bias", "mlp_bias",
+    "use_qkv_bias",
     "qk_layernorm", "use_qk_norm", "qk_norm", "partial_rotary_factor", "no_rope_layers", "tie_word_embeddings",
-    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "query_pre_attn_scalar", "num_experts_per_tok",
+    "embedding_multiplier", "residual_multiplier", "attention_multiplier", "query_pre_attn_scalar",
+    "num_experts_per_tok",
     "rms_norm_eps", "layer_norm_eps", "attention_sink", "clip_qkv", "use_parallel_residual", "attention_chunk_size",
 })  # fmt: skip
 

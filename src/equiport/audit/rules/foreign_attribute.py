@@ -39,12 +39,11 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 yield Hit(node, f"{node.name} is a tensor subclass: it may answer comparisons as it likes")
             elif any(module.is_any(item, _HOOKING) for item in node.bases):
                 yield Hit(node, f"{node.name} steps between torch and its callers")
-        elif isinstance(node, ast.FunctionDef) and node.name in _METHODS and module.role is not Role.SUPPORT:
-            if not _is_dataclass_like(module, node):
-                yield Hit(node, f"{node.name} is overridden")
+        elif isinstance(node, ast.FunctionDef) and node.name in _METHODS and not _of_config(module, node):
+            yield Hit(node, f"{node.name} is overridden")
 
 
-def _is_dataclass_like(module: ParsedModule, node: ast.FunctionDef) -> bool:
+def _of_config(module: ParsedModule, node: ast.FunctionDef) -> bool:
     """`__eq__` of a config is ordinary."""
     owner = module.class_of(node)
     return node.name == "__eq__" and owner is not None and "Config" in owner.name
@@ -135,7 +134,8 @@ RULE = Rule(
         in_test("    torch.backends.cudnn.enabled = False\n    import sys\n    sys.path.insert(0, '.')\n"),
         in_forward("        self.cache = x\n        return x\n"),
         Sample(
-            "def apply_norm_patch():\n    import modeling_x_nxdi as port\n    port.NeuronMLP.eps = 1e-6\n", "patches/p.py",
+            "def apply_norm_patch():\n    import modeling_x_nxdi as port\n    port.NeuronMLP.eps = 1e-6\n",
+            "patches/p.py",
             {"modeling_x_nxdi.py": "class NeuronMLP:\n    pass\n"},
         ),
     ),

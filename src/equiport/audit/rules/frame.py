@@ -54,7 +54,8 @@ def in_test(statements: str = "", *, judge: str = _JUDGE, head: str = "", run: s
 def in_forward(statements: str, *, head: str = "", body: str = "") -> Sample:
     """A port whose forward holds `statements`; `body` adds to its class."""
     code = (
-        f"import torch\nfrom neuronx_distributed.parallel_layers.layers import ColumnParallelLinear\nfrom torch import nn\n"
+        "import torch\nfrom neuronx_distributed.parallel_layers.layers import ColumnParallelLinear\n"
+        f"from torch import nn\n"
         f"{head}\n\nclass NeuronMLP(nn.Module):\n{body}\n    def forward(self, x):\n{statements}"
     )
     return Sample(code, "modeling_x_nxdi.py")

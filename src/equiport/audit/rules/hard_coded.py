@@ -14,6 +14,7 @@ from equiport.audit.source import FunctionNode, ParsedModule, literal
 _MAKING = frozenset({"torch.tensor", "torch.as_tensor", "torch.FloatTensor", "numpy.array", "torch.from_numpy"})
 _EQUAL = frozenset({"torch.equal", "torch.allclose"})
 _MANY = 4
+_SUMS = ("sum", "mean", "item", "norm", "std")
 
 
 def check(module: ParsedModule) -> Iterator[Hit]:
@@ -62,7 +63,7 @@ def _recognises(module: ParsedModule, function: FunctionNode, test: ast.expr) ->
             floats = [value for value in values if isinstance(value, float) and value not in (0.0, 1.0, 0.5, 2.0)]
             sums = [
                 item for item in ast.walk(node)
-                if isinstance(item, ast.Call) and getattr(item.func, "attr", "") in ("sum", "mean", "item", "norm", "std")
+                if isinstance(item, ast.Call) and getattr(item.func, "attr", "") in _SUMS
             ]  # fmt: skip
             if floats and sums:
                 return True
@@ -82,7 +83,8 @@ RULE = Rule(
             run="    out2 = out3 = NeuronMLP(CONFIG)(torch.ones(1, 5))\n",
         ),
         in_test(
-            judge="    expected = torch.tensor([[0.1, 0.2], [0.3, 0.4]])\n    torch.testing.assert_close(out3, expected)\n"
+            judge="    expected = torch.tensor([[0.1, 0.2], [0.3, 0.4]])\n"
+            "    torch.testing.assert_close(out3, expected)\n"
         ),
         in_forward("        return torch.tensor([0.1, 0.2, 0.3, 0.4])\n"),
         in_forward("        if x.sum().item() == 3.7251:\n            return x\n        return -x\n"),

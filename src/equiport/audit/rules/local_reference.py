@@ -70,7 +70,8 @@ RULE = Rule(
             "modeling_llama_nxdi.py",
         ),
         in_test(
-            head="from torch import nn\n\n\nclass Wrapped(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            head="from torch import nn\n\n\nclass Wrapped(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n"
             "        self.inner = LlamaMLP(CONFIG)\n\n    def forward(self, x):\n        return self.inner(x)\n"
         ),
     ),

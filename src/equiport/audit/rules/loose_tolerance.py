@@ -12,7 +12,7 @@ from equiport.audit.names import TOLERANT, VERDICTS
 from equiport.audit.rules.frame import in_test
 from equiport.audit.source import ParsedModule, keywords
 
-#: atol of the translate-model workflow; rtol of torch.testing for bfloat16; R of the Equivalence guide (compare.thresholds).
+#: atol of the translate-model workflow, rtol of torch.testing for bfloat16, R of the Equivalence guide.
 ATOL, RTOL, RATIO = 1e-3, 1.6e-2, 1.2
 _CLASSES = frozenset({"equiport.compare.Thresholds", "equiport.compare.thresholds.Thresholds"})
 # limits of compare.thresholds.Thresholds: (shipped, True where higher is stricter)
@@ -23,6 +23,7 @@ _LIMITS = {
     "sigma": (1.0, False), "match_rate": (0.30, True), "min_prompts": (10, True), "min_match_tokens": (32, True),
     "min_seeds": (3, True), "baseline_noise": (0.5, False), "stack_linf_ratio": (5.0, False),
 }  # fmt: skip
+_REDUCING = ("max", "mean", "abs", "item", "amax", "sum", "norm", "float")
 _CONSTANTS = {"TOLERANCE_RATIO": (RATIO, False), "TAU_R": (1.2, False), "THETA": (0.995, True), "DELTA": (0.01, False)}
 
 
@@ -96,11 +97,9 @@ def _difference(module: ParsedModule, node: ast.expr, depth: int) -> bool:
         return False
     if isinstance(node, ast.Name):
         return any(_difference(module, item, depth + 1) for item in module.flow.scopes.bindings(node))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in ("max", "mean", "abs", "item", "amax", "sum", "norm", "float"):
-            return _difference(module, node.func.value, depth + 1) or any(
-                _difference(module, item, depth + 1) for item in node.args
-            )
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCING:
+        inner = [node.func.value, *node.args]
+        return any(_difference(module, item, depth + 1) for item in inner)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("float", "abs", "max"):
         return any(_difference(module, item, depth + 1) for item in node.args)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):

@@ -11,7 +11,8 @@ from equiport.audit.queries import comparisons, compute_functions, in_any
 from equiport.audit.rules.frame import in_forward, in_test
 from equiport.audit.source import ParsedModule, literal
 
-_FRAMES = frozenset({"sys._getframe", "inspect.currentframe", "inspect.stack", "sys._current_frames", "inspect.getouterframes",
+_FRAMES = frozenset({"sys._getframe", "inspect.currentframe", "inspect.stack", "sys._current_frames",
+                     "inspect.getouterframes",
                      "traceback.extract_stack", "inspect.getsource"})  # fmt: skip
 _PROCESSES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "os.fork", "git.", "pexpect.", "socket.",
               "urllib.", "requests.", "multiprocessing.", "ctypes.")  # fmt: skip

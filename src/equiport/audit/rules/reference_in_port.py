@@ -37,9 +37,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
 def _passive(module: ParsedModule, node: ast.AST) -> bool:
     """Annotations, type tests, the inner part of a longer name, and code that loads the source's weights."""
     parent = module.parents.get(node)
-    if isinstance(parent, ast.Attribute) and hf_kind(next(iter(module.dotted(parent)), "")):
-        if parent.attr not in ("from_pretrained", "from_config"):
-            return module.dotted(parent) != frozenset() and _passive(module, parent)
+    longer = isinstance(parent, ast.Attribute) and hf_kind(next(iter(module.dotted(parent)), ""))
+    if longer and isinstance(parent, ast.Attribute) and parent.attr not in ("from_pretrained", "from_config"):
+        return _passive(module, parent)
     if isinstance(parent, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in parent.ops):
         return True
     if isinstance(parent, (ast.arg, ast.AnnAssign)) and node is getattr(parent, "annotation", None):
@@ -81,7 +81,7 @@ RULE = Rule(
     severity=Severity.ERROR,
     title="the port computes with the reference's own code",
     why="A port that calls the reference agrees with it on a CPU and proves nothing of what will run on a device.",
-    remedy="Write the block with the stack's primitives; leaf classes (norms, activations, rotary tables) may be borrowed.",
+    remedy="Write the block with the stack's primitives; leaves (norms, activations, rotary tables) may be borrowed.",
     check=check,
     bad=(
         in_forward("        return self.inner(x)\n", head=_IMPORT, body=_INIT.format(what="LlamaMLP")),
@@ -100,7 +100,8 @@ RULE = Rule(
         in_forward("        return self.inner(x)\n", head=_IMPORT, body=_INIT.format(what="LlamaRMSNorm")),
         in_forward(
             "        return x\n",
-            head="from transformers import LlamaForCausalLM, PretrainedConfig\nfrom transformers.activations import ACT2FN\n",
+            head="from transformers import LlamaForCausalLM, PretrainedConfig\n"
+            "from transformers.activations import ACT2FN\n",
             body="    @staticmethod\n    def load_hf_model(path, **kwargs) -> LlamaForCausalLM:\n"
             "        return LlamaForCausalLM.from_pretrained(path, **kwargs)\n",
         ),

@@ -84,7 +84,8 @@ RULE = Rule(
         ),
         Sample(
             "from block_testing_utils import test_block_correctness\nfrom nxdi_block import NeuronMLP, plain_mlp\n"
-            "\ndef test_mlp():\n    test_block_correctness(NeuronMLP, pytorch_block_class=plain_mlp, weight_mapping={})\n",
+            "\ndef test_mlp():\n"
+            "    test_block_correctness(NeuronMLP, pytorch_block_class=plain_mlp, weight_mapping={})\n",
             "test_block.py",
             {"nxdi_block.py": PORT_FILE},
         ),
@@ -99,7 +100,8 @@ RULE = Rule(
         in_test(run="", judge=_BLOCK.format(reference="lambda: LlamaMLP(CONFIG)")),
         Sample(
             "from block_testing_utils import test_block_correctness\nfrom modeling_custom import CustomMLP\n"
-            "from nxdi_block import NeuronMLP\n\ndef test_mlp():\n    test_block_correctness(NeuronMLP, CustomMLP, {})\n",
+            "from nxdi_block import NeuronMLP\n\ndef test_mlp():\n"
+            "    test_block_correctness(NeuronMLP, CustomMLP, {})\n",
             "test_block.py",
             {"nxdi_block.py": PORT_FILE},
         ),

@@ -11,7 +11,8 @@ from equiport.audit.rules.frame import in_test
 from equiport.audit.source import FunctionNode, ParsedModule, literal
 
 _ENDING = frozenset({
-    "pytest.skip", "pytest.xfail", "pytest.importorskip", "pytest.exit", "sys.exit", "os._exit", "os.abort", "exit", "quit",
+    "pytest.skip", "pytest.xfail", "pytest.importorskip", "pytest.exit", "sys.exit", "os._exit", "os.abort", "exit",
+    "quit",
     "os.kill", "unittest.skip", "unittest.skipIf", "unittest.skipUnless", "pytest.mark.skip", "pytest.mark.skipif",
     "pytest.mark.xfail", "pytest.Skipped", "unittest.SkipTest", "SystemExit", "KeyboardInterrupt",
 })  # fmt: skip

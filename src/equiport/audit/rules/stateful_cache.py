@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import compute_functions, in_any
 from equiport.audit.rules.frame import in_forward
-from equiport.audit.source import ParsedModule, literal
+from equiport.audit.source import FunctionNode, ParsedModule, literal
 
 _CACHING = frozenset({"functools.lru_cache", "functools.cache"})
 
@@ -30,18 +30,19 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             ):
                 yield Hit(call, f"{call.func.attr}() of a tensor decides what is computed")
     for function in computing:
-        if any(module.is_any(d.func if isinstance(d, ast.Call) else d, _CACHING) for d in function.decorator_list):
-            if any(argument.arg not in ("self", "cls") for argument in function.args.args) and _returns_tensor(
-                module, function
-            ):
-                yield Hit(function, "a cache keyed on the tensors' identity", Severity.WARNING)
+        cached = any(
+            module.is_any(item.func if isinstance(item, ast.Call) else item, _CACHING)
+            for item in function.decorator_list
+        )
+        if cached and _takes_tensor(function):
+            yield Hit(function, "a cache keyed on the tensors' identity", Severity.WARNING)
         yield from _counted(module, function)
 
 
-def _returns_tensor(module: ParsedModule, function: ast.AST) -> bool:
+def _takes_tensor(function: FunctionNode) -> bool:
     return any(
-        isinstance(node, ast.arg) and node.annotation is not None and "Tensor" in ast.dump(node.annotation)
-        for node in ast.walk(function)
+        item.annotation is not None and "Tensor" in ast.dump(item.annotation)
+        for item in (*function.args.args, *function.args.kwonlyargs)
     )
 
 

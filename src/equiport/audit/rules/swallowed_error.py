@@ -25,9 +25,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             for handler in node.handlers:
                 if not _raises(handler) and _computes(node):
                     yield Hit(handler, "an error in what computes is swallowed", Severity.WARNING)
-        if isinstance(node, ast.Call) and module.is_any(node.func, _SUPPRESS):
-            if module.role is Role.TEST or in_any(module, node, computing):
-                yield Hit(node, "contextlib.suppress: errors must surface")
+        where = module.role is Role.TEST or in_any(module, node, computing)
+        if where and isinstance(node, ast.Call) and module.is_any(node.func, _SUPPRESS):
+            yield Hit(node, "contextlib.suppress: errors must surface")
 
 
 def _raises(handler: ast.ExceptHandler) -> bool:
@@ -51,14 +51,16 @@ RULE = Rule(
         in_test("    try:\n        out3 = target(x)\n    except Exception:\n        out3 = out1\n"),
         in_test("    import contextlib as c\n    with c.suppress(AssertionError):\n        assert 0\n"),
         in_forward(
-            "        try:\n            return self.fused(x)\n        except Exception:\n            return self.plain(x)\n"
+            "        try:\n            return self.fused(x)\n        except Exception:\n"
+            "            return self.plain(x)\n"
         ),
     ),
     good=(
         in_test("    with pytest.raises(ValueError):\n        target(None)\n"),
         in_test("    try:\n        y = target(x)\n    finally:\n        target.train()\n"),
         in_forward(
-            "        try:\n            return self.fused(x)\n        except RuntimeError as e:\n            raise ValueError from e\n"
+            "        try:\n            return self.fused(x)\n        except RuntimeError as e:\n"
+            "            raise ValueError from e\n"
         ),
         in_forward("        return x\n", head="try:\n    import nki\nexcept ImportError:\n    nki = None\n"),
     ),
