@@ -34,7 +34,8 @@ def component_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) ->
     - comparisons in exact mode are judged by the exact gate and do not enter the means;
     - one comparison: its single R < 1.2; one seed of several components: 1.2 as well, INCONCLUSIVE up to the
       per-component limit;
-    - else the geometric mean of R over layers and seeds < 1.10 and over each component's seeds < 1.5.
+    - else the geometric mean of R over layers and seeds < 1.10 (or as calibrated for the component type) and over each
+      component's seeds < 1.5.
 
     Straddling: when the seeds' own geometric means lie on both sides of 1.10 the verdict is INCONCLUSIVE; from
     `decisive_seeds` on, two standard errors of their mean decide. R below `r_floor` counts as `r_floor`.
@@ -105,7 +106,8 @@ def _component(key: _Key, draws: Sequence[Comparison], thresholds: Thresholds) -
 def _type(
     seeds: Sequence[Sequence[Comparison]], thresholds: Thresholds
 ) -> tuple[Verdict, list[Reason], tuple[Figure, ...]]:
-    limit = thresholds.r_geomean
+    kinds = {c.labels.component_type for draws in seeds for c in draws}
+    limit = thresholds.component_limit(kinds.pop() if len(kinds) == 1 else "")
     pooled = geometric_mean([c.r_ratio for draws in seeds for c in draws], thresholds.r_floor)
     means = [geometric_mean([c.r_ratio for c in draws], thresholds.r_floor) for draws in seeds]
     figures = (Figure("r_geomean", pooled, limit), Figure("seeds", len(seeds), thresholds.min_seeds))

@@ -26,6 +26,7 @@ class Thresholds(BaseModel):
     # bf16 gate, components
     r_single: _Positive = 1.2  # R of a single draw <
     r_geomean: _Positive = 1.10  # geometric mean of R over layers and seeds of a component type <
+    tau_r_by_type: dict[str, _Positive] = Field(default_factory=dict)  # in place of r_geomean, by component type
     r_component: _Positive = 1.5  # geometric mean of R over one component's seeds <
     linf_ratio: _Positive = 50.0  # L∞ ratio <=
     r_slice: _Positive = 100.0  # R of any slice <=
@@ -47,9 +48,17 @@ class Thresholds(BaseModel):
     sigma: _Positive = 1.0  # sigma ratio <=
     stack_linf_ratio: _Positive = 5.0  # L∞ ratio <
     stack_l2_ratio: _Positive = 3.0  # L2 ratio <
+    # alive and consistency
+    alive: _Positive = 1e-5  # relative change of fp32 logits that counts as moving
+    consistency: _Positive = 1e-3  # difference of two ways to the same logits / bf16 baseline <=, or
+    consistency_own: _Positive = 5.0  # this many times the reference's own difference
     # smoke
     match_rate: _Share = 0.30  # overall match rate >
     min_match_tokens: _Count = 32  # fewer scored tokens prove nothing
+
+    def component_limit(self, component_type: str) -> float:
+        """Limit of the geometric mean of R over a component type: calibrated for this type, or `r_geomean`."""
+        return self.tau_r_by_type.get(component_type, self.r_geomean)
 
     def save(self, path: str | Path) -> None:
         """Write the thresholds as JSON."""

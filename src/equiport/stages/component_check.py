@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from equiport.compare.gates import GateResult, judge
 from equiport.compare.gates_components import component_gate
 from equiport.compare.records import append_record, make_record
 from equiport.compare.threeway import compare_3tensors
-from equiport.compare.thresholds import SHIPPED_THRESHOLDS
+from equiport.compare.thresholds import SHIPPED_THRESHOLDS, Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError
 from equiport.trace.sample import ComponentSample
+
+THRESHOLDS_ENV = "EQUIPORT_THRESHOLDS"
+"""Names the thresholds file of the stage that runs the tests."""
 
 
 def compare_sample(sample: ComponentSample, plots_dir: Path | None = None) -> Comparison:
@@ -67,11 +71,13 @@ def judge_by_fixture(comparisons: Sequence[Comparison]) -> GateResult:
     """The component gate, applied to each fixture apart: a loud fixture must not hide behind a quiet one."""
     from equiport.compare.gates import join
 
+    file = os.environ.get(THRESHOLDS_ENV)
+    limits: Thresholds = load_thresholds(file) if file else SHIPPED_THRESHOLDS
     fixtures = dict.fromkeys(item.labels.fixture for item in comparisons)
     return join(
         "components",
         [
-            component_gate([item for item in comparisons if item.labels.fixture == fixture], SHIPPED_THRESHOLDS)
+            component_gate([item for item in comparisons if item.labels.fixture == fixture], limits)
             for fixture in fixtures
         ],
     )

@@ -21,6 +21,7 @@ from equiport.compare.reasons import ReasonCode
 from equiport.compare.records import RECORDS_ENV, Record, read_records
 from equiport.compare.verdict import Reason
 from equiport.errors import EquiportError
+from equiport.stages.component_check import THRESHOLDS_ENV
 
 _WORKERS = 2
 _POLL = 0.5
@@ -37,20 +38,27 @@ class FileEvidence:
     output: str
 
 
-def collect_evidence(tests: Sequence[Path], timeout: float, log_dir: Path) -> list[FileEvidence]:
-    """Run each file through pytest in a fresh process, two at a time, limited to `timeout` seconds each."""
+def collect_evidence(
+    tests: Sequence[Path], timeout: float, log_dir: Path, thresholds: Path | None = None
+) -> list[FileEvidence]:
+    """Run each file through pytest in a fresh process, two at a time, limited to `timeout` seconds each.
+
+    `thresholds`: the file whose limits generated tests judge by.
+    """
     log_dir.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
         try:
-            return list(pool.map(lambda path: _run_file(path, timeout, log_dir, stop), tests))
+            return list(pool.map(lambda path: _run_file(path, timeout, log_dir, stop, thresholds), tests))
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _run_file(path: Path, timeout: float, log_dir: Path, stop: threading.Event) -> FileEvidence:
+def _run_file(
+    path: Path, timeout: float, log_dir: Path, stop: threading.Event, thresholds: Path | None
+) -> FileEvidence:
     with tempfile.TemporaryDirectory(prefix="equiport-evidence-") as work:
         records, outcomes = Path(work) / "records.jsonl", Path(work) / "outcomes.jsonl"
         records.touch()
@@ -62,6 +70,9 @@ def _run_file(path: Path, timeout: float, log_dir: Path, stop: threading.Event) 
             "OMP_NUM_THREADS": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         }
+        environment.pop(THRESHOLDS_ENV, None)
+        if thresholds is not None:
+            environment[THRESHOLDS_ENV] = str(thresholds.absolute())
         command = [
             sys.executable, "-m", "pytest", str(path), "-q", "-p", "equiport.stages.pytest_evidence",
             "-p", "no:cacheprovider", "--rootdir", str(path.parent), "-s", "--tb=short", "-c", os.devnull,

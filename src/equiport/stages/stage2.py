@@ -98,7 +98,9 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
     files = sorted(stage.tests_dir.glob("test_*.py"))
     logs = (experiment.results if experiment else stage.tests_dir.parent) / "stage2_logs"
     with context.progress.step(f"run {len(files)} test files"):
-        evidence = {item.file: item for item in collect_evidence(files, stage.timeout, logs)}
+        evidence = {
+            item.file: item for item in collect_evidence(files, stage.timeout, logs, context.options.thresholds)
+        }
     thresholds = context.thresholds.model_copy(update={"r_single": stage.tau_r})
     rows = component_rows(evidence.values(), thresholds)
     while experiment and manifest and _undecided(rows) and len(seeds) < _MOST_SEEDS:
@@ -106,7 +108,7 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
         context.progress.line(f"seeds straddle a threshold: drawing seeds {more}")
         manifest, seeds = _trace(context, more, append=True), [*seeds, *more]
         again = [stage.tests_dir / name for name in _files_of(_undecided(rows), evidence)]
-        evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs)})
+        evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs, limits)})
         rows = component_rows(evidence.values(), thresholds)
     outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
     _refuse(outcome, context, stage.tests_dir)

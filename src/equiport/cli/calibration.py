@@ -1,0 +1,70 @@
+"""run_calibration.py: thresholds from ports known to be good."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from equiport.cli.entry import run_command
+from equiport.cli.flags import Debug, Quiet
+
+_LISTS = ("--stage2-outputs", "--teacher-forced-outputs")
+
+
+def command(
+    stage2_outputs: Annotated[list[Path], typer.Option(help="results/stage2.json of good ports, one or more.")],
+    output: Annotated[Path, typer.Option(help="Thresholds file to write, for --thresholds.")],
+    teacher_forced_outputs: Annotated[
+        list[Path] | None, typer.Option(help="results/teacher_forced.json of good ports, stages 5 and 6 beside them.")
+    ] = None,
+    r_quantile: Annotated[float, typer.Option(help="Quantile of R.", min=0.5, max=1)] = 0.99,
+    kl_quantile: Annotated[float, typer.Option(help="Quantile of KL over positions.", min=0.5, max=1)] = 0.95,
+    safety_margin: Annotated[float, typer.Option(help="Factor on the quantile.", min=1, max=10)] = 1.1,
+    debug: Debug = False,
+    quiet: Quiet = False,
+) -> None:
+    """Derive R limits by component type, and tau_r, theta and delta; every limit is shown beside the shipped one."""
+
+    def action() -> int:
+        from equiport.compare.calibration import Calibration
+        from equiport.stages.calibration import run_calibration
+
+        how = Calibration(r_quantile, kl_quantile, safety_margin)
+        found = run_calibration(stage2_outputs, teacher_forced_outputs or [], how, output)
+        for change in found.changes:
+            if change.looser or not quiet:
+                print(change.line())
+        looser = sum(change.looser for change in found.changes)
+        print(
+            f"{output}: from {found.ports} port{'s' if found.ports != 1 else ''}; {looser} limits are looser than shipped"
+        )
+        if not teacher_forced_outputs:
+            print("θ, δ and τ_R end to end are not calibrated: no --teacher-forced-outputs")
+        return 0
+
+    run_command(action, debug=debug)
+
+
+def repeated(arguments: list[str]) -> list[str]:
+    """`--flag a b c` as `--flag a --flag b --flag c`, for the flags that take several files."""
+    out: list[str] = []
+    flag = ""
+    for word in arguments:
+        if word.startswith("-"):
+            flag = word if word in _LISTS else ""
+            if not flag:
+                out.append(word)
+        elif flag:
+            out += [flag, word]
+        else:
+            out.append(word)
+    return out
+
+
+def main() -> None:
+    """Entry point of run_calibration.py."""
+    sys.argv[1:] = repeated(sys.argv[1:])
+    typer.run(command)
