@@ -38,9 +38,8 @@ def command(
             if change.looser or not quiet:
                 print(change.line())
         looser = sum(change.looser for change in found.changes)
-        print(
-            f"{output}: from {found.ports} port{'s' if found.ports != 1 else ''}; {looser} limits are looser than shipped"
-        )
+        ports = "1 port" if found.ports == 1 else f"{found.ports} ports"
+        print(f"{output}: from {ports}; {looser} limits are looser than shipped")
         if not teacher_forced_outputs:
             print("θ, δ and τ_R end to end are not calibrated: no --teacher-forced-outputs")
         return 0

@@ -79,7 +79,7 @@ def calibrate(
         long = [path for path in paths if path.positions >= _ENOUGH_POSITIONS] or list(paths)
         tau = _limit([path.r_centred for path in long], how)
         cosines = [path.cosine_centred.p5 for path in paths]
-        theta = max(0.0, 1.0 - (1.0 - min(cosines)) * how.safety_margin)
+        theta = max(0.0, round(1.0 - (1.0 - min(cosines)) * how.safety_margin, 6))
         delta = max(quantile(path.columns.kl, how.kl_quantile) for path in long) * how.safety_margin
         if not delta > 0:
             raise EquiportError("KL is 0 everywhere", remedy="A port that equals its source shows no spread.")
@@ -94,4 +94,4 @@ def calibrate(
 
 
 def _limit(values: Sequence[float], how: Calibration) -> float:
-    return max(LOWEST_R, quantile(values, how.r_quantile) * how.safety_margin)
+    return max(LOWEST_R, round(quantile(values, how.r_quantile) * how.safety_margin, 4))

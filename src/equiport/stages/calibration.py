@@ -121,5 +121,6 @@ def _distinct(files: Sequence[Path], flag: str) -> Sequence[Path]:
 
 
 def _port_of(result: StageResult) -> str:
-    """A port is known by the digests of its Python files and weights."""
-    return " ".join(sorted(digest for name, digest in result.inputs.items() if name.endswith((".py", ".safetensors"))))
+    """A port is known by the digests of its Python files and weights; tests lie in the experiment's tests/."""
+    named = (item for item in result.inputs.items() if not item[0].startswith("tests/"))
+    return " ".join(sorted(digest for name, digest in named if name.endswith((".py", ".safetensors"))))

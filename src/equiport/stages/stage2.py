@@ -97,10 +97,9 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
             context.progress.line(f"{len(written)} test files written to {stage.tests_dir.name}/")
     files = sorted(stage.tests_dir.glob("test_*.py"))
     logs = (experiment.results if experiment else stage.tests_dir.parent) / "stage2_logs"
+    limits = context.options.thresholds
     with context.progress.step(f"run {len(files)} test files"):
-        evidence = {
-            item.file: item for item in collect_evidence(files, stage.timeout, logs, context.options.thresholds)
-        }
+        evidence = {item.file: item for item in collect_evidence(files, stage.timeout, logs, limits)}
     thresholds = context.thresholds.model_copy(update={"r_single": stage.tau_r})
     rows = component_rows(evidence.values(), thresholds)
     while experiment and manifest and _undecided(rows) and len(seeds) < _MOST_SEEDS:
