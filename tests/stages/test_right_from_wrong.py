@@ -152,5 +152,7 @@ def test_end_to_end_alone_sees_the_fault(name: str, square_model: Path, tmp_path
     forced = StageOptions(exp_dir=tmp_path / "exp", quiet=True, force=True)
     result = run_stage5(forced, TeacherForcedOptions(num_tokens=8), subject, adapter)
     assert result.verdict is Verdict.FAIL and result.forced
-    paths = {reason.subject for reason in result.reasons}
+    paths = {reason.subject.split(",")[0] for reason in result.reasons if reason.code != "INCONSISTENT"}
+    inconsistent = any(reason.code == "INCONSISTENT" for reason in result.reasons)
+    assert inconsistent == ("decode" in name), result.reasons
     assert paths == ({"decode path"} if "decode" in name else {"decode path", "prefill path"}), result.reasons

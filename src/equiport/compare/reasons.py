@@ -57,6 +57,14 @@ class ReasonCode(str, Enum):
     # smoke
     MATCH_RATE = "MATCH_RATE"
     TOO_FEW_TOKENS = "TOO_FEW_TOKENS"
+    # alive and consistency
+    DEAD_TENSOR = "DEAD_TENSOR"  # a tensor moves the source's logits and not the port's
+    UNREAD_KEY = "UNREAD_KEY"  # a config key does
+    ONLY_PORT_MOVES = "ONLY_PORT_MOVES"  # a tensor moves the port's logits and not the source's
+    ALIVE_REFUSED = "ALIVE_REFUSED"  # note: the port refuses the changed config
+    NOT_EXCITED = "NOT_EXCITED"  # blind spot: a nudge moves neither side
+    INCONSISTENT = "INCONSISTENT"  # two ways to the same logits differ
+    SHAPE_FAULT = "SHAPE_FAULT"  # fp32 logits differ from the source's in a batch or length of its own
     # downstream
     DOWNSTREAM_REGRESSION = "DOWNSTREAM_REGRESSION"  # a task's score falls by more than the tolerance
     TOO_FEW_ITEMS = "TOO_FEW_ITEMS"  # the interval of the difference is too wide

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,6 +139,18 @@ def write_trace(
     )
     write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
     return manifest
+
+
+@contextmanager
+def drawn_weights(experiment: Experiment | None, weights: Path, seed: int) -> Iterator[Path]:
+    """A tiny model of the same architecture with perturbed weights: the experiment's own, or one that passes.
+
+    Raises:
+        EquiportError: the architecture is unknown or its config cannot be shrunk.
+    """
+    with tempfile.TemporaryDirectory(prefix="equiport-fixture-") as work:
+        place = (experiment.root / "fixtures" if experiment else Path(work)) / f"perturbed-{seed}"
+        yield materialize(weights, place, WeightKind.PERTURBED, seed, tiny=True).folder
 
 
 def component_samples(folder: Path, component: str) -> list[ComponentSample]:

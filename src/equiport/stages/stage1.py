@@ -9,20 +9,25 @@ from pathlib import Path
 import torch
 from pydantic import BaseModel
 
+from equiport.compare.gates import GateResult
+from equiport.compare.gates_consistency import Nudge, alive_gate
 from equiport.compare.gates_end_to_end import PromptTokens, smoke_gate
 from equiport.compare.logits import compare_logits
-from equiport.compare.verdict import Reason, Verdict
+from equiport.compare.verdict import Reason, Verdict, combine
 from equiport.errors import EquiportError
 from equiport.experiment import StageResult
 from equiport.reference.logits import sequence_logits
 from equiport.reference.model import load_reference
 from equiport.stacks.contract import Generation, StackAdapter
+from equiport.stages.alive import nudge_all
+from equiport.stages.component_fixtures import drawn_weights
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.port_run import load_reasons, make_port
 from equiport.stages.teacher_tokens import TeacherTokens, teacher_tokens
 
 SPEC = StageSpec(1, "smoke test", needs={0: False})
 _SAME = 1e-4
+_NO_ALIVE = "alive gate (nudging every tensor and config key): runs in CPU mode at tp_degree 1 alone"
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class SmokeMetrics(BaseModel):
     top5: float
     relative_l2: float
     prompts_told_apart: bool
+    nudges: list[Nudge] = []
 
 
 def run(options: StageOptions, stage: Stage1Options, subject: Subject, adapter: StackAdapter) -> StageResult:
@@ -105,13 +111,23 @@ def _body(context: StageContext, stage: Stage1Options) -> Outcome:
     if not told_apart:
         reasons.append(Reason("PROMPTS_NOT_TOLD_APART", "gives the same logits for different prompts", "port"))
         verdict = Verdict.FAIL
-    return Outcome(
-        verdict,
-        reasons,
-        metrics,
-        blind_spots=["alive gate (nudging every tensor and config key): not built"],
-        seeds=[context.options.seed],
-    )
+    blind = [_NO_ALIVE]
+    if stage.compiled_model_path is None and context.port.tp_degree == 1:
+        metrics.nudges, alive = _alive(context)
+        reasons += alive.reasons
+        blind = [f"{item.subject}: {item.message}" for item in alive.blind_spots]
+        verdict = combine([verdict, alive.verdict])
+    return Outcome(verdict, reasons, metrics, blind_spots=blind, seeds=[context.options.seed])
+
+
+def _alive(context: StageContext) -> tuple[list[Nudge], GateResult]:
+    seed = context.options.seed
+    with (
+        context.progress.step("nudge every tensor and config key, fp32, drawn weights"),
+        drawn_weights(context.experiment, context.weights_folder(), seed) as folder,
+    ):
+        nudges = nudge_all(context.stack, context.port.classes, folder, seed)
+    return nudges, alive_gate(nudges, context.thresholds)
 
 
 def _generate(

@@ -14,7 +14,7 @@ from equiport.compare.gates_end_to_end import end_to_end_gate
 from equiport.compare.logits import LogitComparison, compare_logits
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.thresholds import SEED_THRESHOLDS, Thresholds
-from equiport.compare.verdict import Reason, Verdict
+from equiport.compare.verdict import Reason, Verdict, combine
 from equiport.errors import EquiportError
 from equiport.experiment import StageResult
 from equiport.experiment.atomic import read_json, write_json
@@ -22,7 +22,9 @@ from equiport.reference.logits import sequence_logits
 from equiport.reference.model import load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.teacher_forcing import decode_logits, prefill_logits
+from equiport.stages.component_fixtures import drawn_weights
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
+from equiport.stages.invariance import InvarianceMetrics, check_invariance
 from equiport.stages.logit_plots import plot_logits
 from equiport.stages.port_run import load_reasons, make_port
 from equiport.stages.stage1 import check_compiled
@@ -86,6 +88,7 @@ class TeacherForcedMetrics(BaseModel):
     limits: dict[str, float]
     documented: dict[str, bool]
     plots: list[str]
+    invariance: InvarianceMetrics | None = None
 
 
 class TeacherForcedPaths(BaseModel):
@@ -201,7 +204,25 @@ def _compare(context: StageContext, stage: TeacherForcedOptions, file: Path | No
         write_json(place, stored.model_dump(mode="python"))
     outcome = _judge(stored, thresholds, distribution=False)
     outcome.seeds = [context.options.seed]
+    _add_invariance(outcome, context, thresholds)
     return outcome
+
+
+def _add_invariance(outcome: Outcome, context: StageContext, thresholds: Thresholds) -> None:
+    """The same logits whichever way the port is asked, on drawn weights."""
+    if context.port.tp_degree != 1:
+        outcome.blind_spots = [*outcome.blind_spots, "batch, length and state invariance: runs at tp_degree 1 alone"]
+        return
+    seed = context.options.seed
+    with (
+        context.progress.step("batch, length and state invariance, fp32, drawn weights"),
+        drawn_weights(context.experiment, context.weights_folder(), seed) as folder,
+    ):
+        found, gate = check_invariance(context.stack, context.port.classes, folder, seed, thresholds)
+    assert isinstance(outcome.metrics, TeacherForcedMetrics)
+    outcome.metrics.invariance = found
+    outcome.reasons = [*outcome.reasons, *gate.reasons]
+    outcome.verdict = combine([outcome.verdict, gate.verdict])
 
 
 def _judge_distribution(context: StageContext, stage: TeacherForcedOptions, file: Path) -> Outcome:

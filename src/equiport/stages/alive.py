@@ -1,0 +1,188 @@
+"""The alive gate: nudge every tensor and every config key, and see whether both sides move alike; part of stage 1."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from equiport.compare.gates_consistency import Nudge
+from equiport.errors import EquiportError
+from equiport.fixtures.folder import read_config, tensor_headers, write_folder
+from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.reference.model import load_reference
+from equiport.stacks.contract import StackAdapter
+from equiport.stacks.port_classes import PortClasses
+from equiport.stacks.teacher_forcing import prefill_logits
+from equiport.trace.whole import make_model, reference_logits
+
+_PROMPTS = (21, 13)
+_TENSOR_NOISE, _CONSTANT_NOISE, _FLOAT_FACTOR = 0.3, 0.3, 1.37
+# names, sizes and what training alone reads
+_NEVER = {
+    "model_type", "architectures", "torch_dtype", "dtype", "transformers_version", "_name_or_path", "vocab_size",
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size",
+    "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "initializer_range", "attention_dropout", "auto_map",
+    "tie_word_embeddings", "max_position_embeddings", "original_max_position_embeddings", "rope_type", "type",
+}  # fmt: skip
+_ACTIVATIONS = ("silu", "gelu", "relu", "gelu_pytorch_tanh")
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A config with one key changed wherever it stands."""
+
+    name: str
+    config: dict[str, Any]
+
+
+def nudge_all(
+    adapter: StackAdapter,
+    classes: PortClasses,
+    folder: Path,
+    seed: int,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> list[Nudge]:
+    """Nudge each stored tensor and each config key of a tiny model; fp32 logits of both sides, by prefill.
+
+    A key is tried on the port only where it moves the source: the others are no business of the logits.
+
+    Raises:
+        EquiportError: a model does not load, or the port does not run.
+    """
+    config, state = read_config(folder), _state(folder)
+    batch = draw_batch(config["vocab_size"], _PROMPTS, 0, seed)
+    theirs = _reference(folder, batch)
+    model = make_model(adapter, classes, folder, batch.batch_size, batch.max_length)
+    ours = _port(adapter, model, batch)
+    found = []
+    generator = torch.Generator().manual_seed(seed)
+    with tempfile.TemporaryDirectory(prefix="equiport-alive-") as work:
+        nudged = Path(work) / "nudged"
+        for name, tensor in state.items():
+            if not tensor.is_floating_point():
+                continue
+            on_step(name)
+            write_folder(nudged, config, {**state, name: _noised(tensor, generator)})
+            adapter.load_weights(model, nudged, torch.float32)
+            found.append(
+                Nudge(
+                    kind="tensor",
+                    name=name,
+                    reference=_moved(theirs, _reference(nudged, batch)),
+                    target=_moved(ours, _port(adapter, model, batch)),
+                )
+            )
+        for change in _changes(config):
+            on_step(change.name)
+            nudge = _key(adapter, classes, nudged, change, state, batch, theirs, ours)
+            if nudge is not None:
+                found.append(nudge)
+    return found
+
+
+def _key(
+    adapter: StackAdapter,
+    classes: PortClasses,
+    nudged: Path,
+    change: _Change,
+    state: dict[str, Tensor],
+    batch: TokenBatch,
+    theirs: Tensor,
+    ours: Tensor,
+) -> Nudge | None:
+    """None where the source refuses the change (another shape) or does not move."""
+    write_folder(nudged, change.config, state)
+    try:
+        moved = _moved(theirs, _reference(nudged, batch))
+    except (EquiportError, RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
+        return None
+    if not moved > 0:
+        return None
+    try:
+        model = make_model(adapter, classes, nudged, batch.batch_size, batch.max_length)
+        target = _moved(ours, _port(adapter, model, batch))
+    except Exception as error:  # a port that refuses another config does read it
+        note = f"refuses the changed config: {(str(error).splitlines() or [''])[0][:160]}"
+        return Nudge(kind="config key", name=change.name, reference=moved, target=None, note=note)
+    return Nudge(kind="config key", name=change.name, reference=moved, target=target)
+
+
+def _state(folder: Path) -> dict[str, Tensor]:
+    files = {header.file for header in tensor_headers(folder)}
+    return {name: tensor for file in sorted(files) for name, tensor in load_file(str(file)).items()}
+
+
+def _reference(folder: Path, batch: TokenBatch) -> Tensor:
+    return reference_logits(load_reference(folder, torch.float32), batch)[:, -1]
+
+
+def _port(adapter: StackAdapter, model: nn.Module, batch: TokenBatch) -> Tensor:
+    return prefill_logits(adapter, model, batch.rows, batch.prompt_lengths)
+
+
+def _moved(before: Tensor, after: Tensor) -> float:
+    """Relative change of logits [B, V]; NaN where they are not finite."""
+    if before.shape != after.shape:
+        return float("inf")
+    return float((after.double() - before.double()).norm() / before.double().norm())
+
+
+def _noised(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+    noise = torch.randn(tensor.shape, generator=generator)
+    return (tensor.float() + noise * (_TENSOR_NOISE * spread or _CONSTANT_NOISE)).to(tensor.dtype)
+
+
+def _changes(config: dict[str, Any]) -> Iterator[_Change]:
+    """One change a leaf name: a key that stands twice (at the top and in the rope fields) is changed in both places."""
+    for name in dict.fromkeys(_leaves(config)):
+        changed = copy.deepcopy(config)
+        if name not in _NEVER and _replace(changed, name):
+            yield _Change(name, changed)
+
+
+def _leaves(config: dict[str, Any]) -> Iterator[str]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield name
+
+
+def _replace(config: dict[str, Any], name: str) -> bool:
+    found = False
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found = _replace(value, name) or found
+        elif key == name:
+            other = _other(value)
+            if other is not None:
+                config[key], found = other, True
+    return found
+
+
+def _other(value: Any) -> Any:
+    """Another value of the same kind; None where there is no sensible one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + max(1, value // 3)
+    if isinstance(value, float):
+        return value * _FLOAT_FACTOR if value else None
+    if isinstance(value, str) and value in _ACTIVATIONS:
+        return next(one for one in _ACTIVATIONS if one != value)
+    if (
+        isinstance(value, list)
+        and len(set(map(str, value))) > 1
+        and all(not isinstance(one, (list, dict)) for one in value)
+    ):
+        return [value[-1], *value[:-1]]
+    return None

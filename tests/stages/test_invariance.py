@@ -1,0 +1,120 @@
+"""The alive gate and the invariance checks on the example port: quiet where it is right, loud where it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from broken_ports import BROKEN, EXAMPLE, replaced
+
+from equiport.compare.gates_consistency import Consistency, Nudge, alive_gate, consistency_gate
+from equiport.compare.thresholds import Thresholds
+from equiport.compare.verdict import Verdict
+from equiport.stacks.loading import load_adapter
+from equiport.stacks.port_classes import find_port_classes
+from equiport.stages.alive import nudge_all
+from equiport.stages.invariance import check_invariance
+
+_FORWARD = "        attention = self.self_attn("
+_BATCH_OF_ONE = f"        if hidden_states.shape[0] == 1:\n            hidden_states = hidden_states * 1.01\n{_FORWARD}"
+_FAR = (
+    "        if position_ids is not None:\n            far = (position_ids > 60).unsqueeze(-1)\n"
+    f"            hidden_states = torch.where(far, hidden_states * 1.01, hidden_states)\n{_FORWARD}"
+)
+_COUNTED = (
+    "        self.served = getattr(self, 'served', 0) + (past_key_value is None)\n"
+    f"        if self.served > 2:\n            hidden_states = hidden_states * 1.01\n{_FORWARD}"
+)
+
+
+def _port(folder: Path, edit: Callable[[str], str]) -> Path:
+    file = folder / "modeling_llama_nxdi.py"
+    file.write_text(edit(EXAMPLE.read_text()))
+    return file
+
+
+def _broken(name: str) -> Callable[[str], str]:
+    return next(edit.edit for edit in BROKEN if edit.name == name)
+
+
+@pytest.mark.parametrize(
+    "edit,said",
+    [
+        (lambda source: source, set()),
+        (replaced((_FORWARD, _BATCH_OF_ONE)), {"one row", "a ragged batch of three"}),
+        (replaced((_FORWARD, _FAR)), {"far positions and many steps"}),
+        (replaced((_FORWARD, _COUNTED)), {"a ragged batch of three", "far positions and many steps", "one row"}),
+        (_broken("decode position off by one"), {"a ragged batch of three", "far positions and many steps", "one row"}),
+    ],
+    ids=["right", "batch of one", "far positions", "third call", "decode position"],
+)
+def test_shapes_and_state(edit: Callable[[str], str], said: set[str], tiny_model: Path, tmp_path: Path) -> None:
+    classes, adapter = find_port_classes(_port(tmp_path, edit)), load_adapter("nxdi")
+    metrics, gate = check_invariance(adapter, classes, tiny_model, 42, Thresholds())
+    assert gate.verdict is (Verdict.FAIL if said else Verdict.PASS), gate.reasons
+    assert {reason.subject.split(" path, ")[-1] for reason in gate.reasons} == said
+    assert {item.shape for item in metrics.shapes} == {
+        "a ragged batch of three", "far positions and many steps", "one row",
+    }  # fmt: skip
+    assert len(metrics.checks) == 7
+
+
+def test_every_tensor_and_key_of_the_example_is_alive(tiny_model: Path) -> None:
+    classes, adapter = find_port_classes(EXAMPLE), load_adapter("nxdi")
+    nudges = nudge_all(adapter, classes, tiny_model, 42)
+    gate = alive_gate(nudges, Thresholds())
+    assert gate.verdict is Verdict.PASS and not gate.blind_spots, gate
+    assert {"hidden_act", "rms_norm_eps", "rope_theta"} <= {n.name for n in nudges if n.kind == "config key"}
+    assert sum(n.kind == "tensor" for n in nudges) == 20  # 2 layers of 9, embedding, last norm; the head is tied
+
+
+@pytest.mark.parametrize(
+    "edit,code,subjects",
+    [
+        (_broken("norm weight ignored"), "DEAD_TENSOR", {"model.norm.weight"}),
+        (replaced(("base=config.rope_theta,", "base=10000.0,")), "UNREAD_KEY", {"rope_theta"}),
+        (replaced(("eps=config.rms_norm_eps)", "eps=1e-5)")), "UNREAD_KEY", {"rms_norm_eps"}),
+    ],
+    ids=["deaf norm", "rope_theta unread", "eps unread"],
+)
+def test_what_is_not_alive_is_named(
+    edit: Callable[[str], str], code: str, subjects: set[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    classes, adapter = find_port_classes(_port(tmp_path, edit)), load_adapter("nxdi")
+    gate = alive_gate(nudge_all(adapter, classes, tiny_model, 42), Thresholds())
+    assert gate.verdict is Verdict.FAIL
+    assert subjects <= {reason.subject for reason in gate.reasons} and {r.code for r in gate.reasons} == {code}
+
+
+def _nudge(reference: float, target: float | None, kind: str = "tensor") -> Nudge:
+    return Nudge(kind=kind, name="x", reference=reference, target=target)
+
+
+@pytest.mark.parametrize(
+    "nudge,verdict",
+    [
+        (_nudge(0.1, 0.2), Verdict.PASS),
+        (_nudge(0.1, 1e-6), Verdict.FAIL),
+        (_nudge(1e-7, 0.1), Verdict.FAIL),
+        (_nudge(1e-7, 2e-7), Verdict.PASS),
+        (_nudge(0.1, None, "config key"), Verdict.PASS),
+        (_nudge(1e-7, 0.1, "config key"), Verdict.PASS),
+        (_nudge(0.1, 0.0, "config key"), Verdict.FAIL),
+        (_nudge(0.1, float("nan")), Verdict.FAIL),
+    ],
+)
+def test_alive_gate(nudge: Nudge, verdict: Verdict) -> None:
+    assert alive_gate([nudge], Thresholds()).verdict is verdict
+
+
+def test_nothing_run_is_no_pass() -> None:
+    assert alive_gate([], Thresholds()).verdict is Verdict.NOT_RUN
+    assert consistency_gate([], Thresholds()).verdict is Verdict.NOT_RUN
+
+
+@pytest.mark.parametrize("difference,own,passes", [(1e-3, 0.0, True), (1.1e-3, 0.0, False), (4e-3, 1e-3, True),
+                                                   (6e-3, 1e-3, False), (float("nan"), 0.0, False)])  # fmt: skip
+def test_consistency_gate(difference: float, own: float, passes: bool) -> None:
+    found = consistency_gate([Consistency(check="c", subject="s", difference=difference, own=own)], Thresholds())
+    assert (found.verdict is Verdict.PASS) == passes
