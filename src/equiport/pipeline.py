@@ -190,6 +190,8 @@ def _done(experiment: Experiment, stage: int, backend: object) -> bool:
         return False
     if stage in (1, 5, 6, 7) and result.settings.get("patches", []) != patches_in_force(experiment):
         return False
+    if stage == 7 and result.settings.get("limit") is not None:
+        return False  # a quick look at fewer items than the config asks for
     return result.settings.get("seed") == experiment.config.seed and not loosened(experiment, result)
 
 

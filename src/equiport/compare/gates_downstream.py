@@ -28,8 +28,8 @@ def downstream_gate(found: PairedDifference, tolerance: float, chance: float, su
     """Paired scores of one task, higher being better.
 
     FAIL when the whole interval lies below −tolerance. INCONCLUSIVE while it is wider than ±tolerance, when the
-    difference itself is below −tolerance but its interval is not, or when the baseline is no better than `chance`: then
-    a broken port would score alike. Else PASS.
+    difference itself is below −tolerance but its interval is not, or when the baseline is not above `chance` by three
+    standard errors and the tolerance: then a broken port would score alike. Else PASS.
     """
     figures = (
         Figure("difference", found.difference, -tolerance),
@@ -42,7 +42,7 @@ def downstream_gate(found: PairedDifference, tolerance: float, chance: float, su
         failed = reason(ReasonCode.DOWNSTREAM_REGRESSION, message, subject)
         return GateResult("downstream", Verdict.FAIL, (failed,), figures)
     unclear = []
-    noise = 2 * sqrt(max(found.baseline * (1 - found.baseline), 0.0) / found.items)
+    noise = 3 * sqrt(max(found.baseline * (1 - found.baseline), 0.0) / found.items)
     if not found.baseline - chance > max(noise, tolerance):
         message = f"the baseline scores {found.baseline:.3f} where guessing gives {chance:.3f}: no fault would show"
         unclear.append(reason(ReasonCode.BASELINE_AT_CHANCE, message, subject))

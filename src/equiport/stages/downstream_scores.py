@@ -126,6 +126,9 @@ def _prepared(suite: LmEvalSuite, *, debug: bool) -> Iterator[tuple[Any, Any]]:
 
     folder, before = task_folder(suite), Path.cwd()
     cache, levels = datasets.config.HF_DATASETS_CACHE, {}
+    # lm_eval asks git about the folder, which complains on the screen outside a repository
+    asked = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
     for name in ("lm_eval", "datasets"):
         logger = logging.getLogger(name)
         levels[name] = logger.level
@@ -153,6 +156,7 @@ def _prepared(suite: LmEvalSuite, *, debug: bool) -> Iterator[tuple[Any, Any]]:
             yield manager, evaluator
     finally:
         os.chdir(before)
+        evaluator.get_git_commit_hash = asked
         datasets.config.HF_DATASETS_CACHE = cache
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
