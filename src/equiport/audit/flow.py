@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
+from collections.abc import Callable
 
 from equiport.audit.names import BLOCK_TESTS, PREDICATES, STACK_ROOTS, TENSOR_COMPARATORS, VERDICTS, hf_kind
 from equiport.audit.scopes import Scope, Scopes
@@ -29,10 +30,14 @@ class Flow:
     def __init__(self, module: ParsedModule) -> None:
         self.module = module
         self.scopes = Scopes(module)
-        self._memo: dict[ast.AST, Origins] = {}
+        # final, of this round, and the best so far
+        self._memo: dict[object, Origins] = {}
+        self._round: dict[object, Origins] = {}
+        self._known: dict[object, Origins] = {}
         self._busy: set[object] = set()
-        self._functions_busy: set[ast.AST] = set()
-        self._cuts = self._steps = 0
+        self._in_circles: set[object] = set()
+        self._grown, self._steps = False, 0
+        self._module_names: dict[str, ast.Name] = {}
         self._functions: dict[str, list[FunctionNode]] = defaultdict(list)
         self._classes = {node.name: node for node in module.classes}
         self._calls: dict[str, list[ast.Call]] = defaultdict(list)
@@ -47,21 +52,38 @@ class Flow:
         """From which sides an expression may derive."""
         if node is None or isinstance(node, ast.Constant):
             return NONE
-        if node in self._memo:
-            return self._memo[node]
-        if node in self._busy:
-            self._cuts += 1
-            return NONE
+        return self._solve(node, lambda: self._origins(node))
+
+    def _solve(self, key: object, compute: Callable[[], Origins]) -> Origins:
+        """The least fixed point: what is cut short in a circle is evaluated again until nothing grows."""
+        if key in self._memo:
+            return self._memo[key]
+        if key in self._round:
+            return self._round[key]
+        if key in self._busy:
+            self._in_circles.add(key)
+            return self._known.get(key, NONE)
         self._steps += 1
         if self._steps > _BUDGET:
             return frozenset({UNKNOWN})
-        self._busy.add(node)
-        before = self._cuts
-        found = self._origins(node)
-        self._busy.discard(node)
-        if not self._busy or self._cuts == before:
-            # what a cycle cut short is not kept
-            self._memo[node] = found
+        outermost = not self._busy
+        while True:
+            self._busy.add(key)
+            found = compute()
+            self._busy.discard(key)
+            if found != self._known.get(key, NONE):
+                self._known[key] = found
+                self._grown = self._grown or key in self._in_circles
+            self._round[key] = found
+            if not outermost:
+                return found
+            again, self._grown = self._grown, False
+            if not again or self._steps > _BUDGET:
+                break
+            self._round.clear()
+        self._memo.update(self._round)
+        self._round.clear()
+        self._in_circles.clear()
         return found
 
     @property
@@ -106,15 +128,7 @@ class Flow:
         """A fixture's value, the values of a parametrisation, or what the calls in this file pass."""
         if not isinstance(owner, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return frozenset({UNKNOWN})
-        key = (owner, name)
-        if key in self._busy:
-            self._cuts += 1
-            return NONE
-        self._busy.add(key)
-        try:
-            return self._filled(owner, name)
-        finally:
-            self._busy.discard(key)
+        return self._solve((owner, name), lambda: self._filled(owner, name))
 
     def _filled(self, owner: FunctionNode, name: str) -> Origins:
         fixtures = [item for item in self._functions.get(name, ()) if is_fixture(self.module, item)]
@@ -142,15 +156,13 @@ class Flow:
 
     def of_function(self, node: FunctionNode) -> Origins:
         """What a function gives back: its returned and yielded expressions."""
-        if node in self._functions_busy:
-            self._cuts += 1
-            return NONE
-        self._functions_busy.add(node)
+        return self._solve(("function", node), lambda: self._returned(node))
+
+    def _returned(self, node: FunctionNode) -> Origins:
         found: set[str] = set()
         for item in ast.walk(node):
             if isinstance(item, (ast.Return, ast.Yield, ast.YieldFrom)) and self.module.function_of(item) is node:
                 found |= self.origins(item.value)
-        self._functions_busy.discard(node)
         return frozenset(found)
 
     def of_class(self, node: ast.ClassDef) -> Origins:
@@ -167,9 +179,14 @@ class Flow:
         found = set(self.origins(node.func))
         if isinstance(node.func, ast.Name) and node.func.id == "open" and not self.module.dotted(node.func):
             found.add(FILE)
+        given: set[str] = set()
         for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-            found |= self.origins(argument)
-        return frozenset(found)
+            given |= self.origins(argument)
+        roots = {name.partition(".")[0] for name in self.module.dotted(node.func)}
+        if FILE in given and not roots & {"torch", "numpy", "json", "pickle"}:
+            # a config that was read, and what is built from it, is no stored result
+            given.discard(FILE)
+        return frozenset(found | given)
 
     def _of_dotted(self, names: Origins) -> Origins:
         found: set[str] = set()
@@ -212,21 +229,16 @@ class Flow:
         wanted = name.rpartition(".")[2]
         if wanted == other.name:
             return frozenset({f"work:{other.name}"})
-        key = (other.path, wanted)
-        if key in self._busy:
-            self._cuts += 1
-            return NONE
-        self._busy.add(key)
-        node = ast.copy_location(
-            ast.Name(id=wanted, ctx=ast.Load()), other.tree.body[0] if other.tree.body else ast.Pass()
-        )
-        found = other.flow.of_module_name(node)
-        self._busy.discard(key)
-        return found | {f"work:{other.name}.{wanted}"}
+        return self._solve((other.path, wanted), lambda: other.flow.of_module_name(wanted)) | {
+            f"work:{other.name}.{wanted}"
+        }
 
-    def of_module_name(self, node: ast.Name) -> Origins:
+    def of_module_name(self, name: str) -> Origins:
         """Origins of a name at the top level of this file, for a file that imports it."""
-        return frozenset(item for item in self._of_name(node) if not item.startswith("local:"))
+        if name not in self._module_names:
+            # located at the file's end, so that every binding counts
+            self._module_names[name] = ast.Name(id=name, ctx=ast.Load())
+        return frozenset(item for item in self.origins(self._module_names[name]) if not item.startswith("local:"))
 
     def returned_parts(self, node: ast.Subscript) -> list[ast.expr]:
         """`f(...)[1]` of a function of this file that returns tuples: the second element of each."""

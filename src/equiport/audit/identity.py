@@ -38,8 +38,22 @@ def root_of(flow: Flow, node: ast.expr, depth: int = 0) -> ast.AST | str:
         parts = flow.returned_parts(node)
         if len(parts) == 1:
             return f"{_named(root_of(flow, parts[0], depth + 1))} in {_named(root_of(flow, node.value, depth + 1))}"
-        return f"{ast.dump(node.slice)} of {_named(root_of(flow, node.value, depth + 1))}"
+        when = f" at {getattr(node, 'lineno', 0)}" if _handed_over(flow, node.value) else ""
+        return f"{ast.dump(node.slice)} of {_named(root_of(flow, node.value, depth + 1))}{when}"
     return node
+
+
+def _handed_over(flow: Flow, container: ast.expr) -> bool:
+    """Whether a container is given to a function, which may put other values into it."""
+    if not isinstance(container, ast.Name):
+        return False
+    around = flow.module.function_of(container) or flow.module.tree
+    return any(
+        isinstance(item, ast.Name) and item.id == container.id
+        for node in ast.walk(around)
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") not in ("len", "print", "list", "zip")
+        for item in (*node.args, *(keyword.value for keyword in node.keywords))
+    )
 
 
 def _named(found: ast.AST | str) -> str:

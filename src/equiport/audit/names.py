@@ -93,7 +93,7 @@ def hf_kind(dotted: str) -> str:
         if part[:1].isupper():
             if part.startswith("Auto"):
                 return "block" if part.startswith(("AutoModel", "AutoBackbone")) else "neutral"
-            if part.endswith(NEUTRAL_ENDS) or part in ("PreTrainedModel", "GenerationMixin"):
+            if part.endswith(NEUTRAL_ENDS) or "ModelOutput" in part or part in ("PreTrainedModel", "GenerationMixin"):
                 return "neutral"
             if part.endswith(LEAF_ENDS) or ".activations" in dotted:
                 return "leaf"

@@ -97,6 +97,8 @@ class ParsedModule:
     @cached_property
     def imports(self) -> dict[str, frozenset[str]]:
         """Local name -> dotted names it may stand for, imports of every scope and branch, and plain aliases of them."""
+        # while files that import each other are read, each shows its own names
+        self.__dict__["imports"] = {}
         found: dict[str, set[str]] = {}
         for node in self.nodes:
             if isinstance(node, ast.Import):
@@ -108,25 +110,30 @@ class ParsedModule:
                 for alias in node.names:
                     if alias.name == "*":
                         for name in self._starred(base):
-                            found.setdefault(name, set()).add(f"{base}.{name}")
+                            found.setdefault(name, set()).update(self._through(f"{base}.{name}"))
                     else:
-                        found.setdefault(alias.asname or alias.name, set()).add(join_dotted(base, alias.name))
+                        whole = join_dotted(base, alias.name)
+                        found.setdefault(alias.asname or alias.name, set()).update(self._through(whole))
         frozen = {name: frozenset(values) for name, values in found.items()}
         self.__dict__["imports"] = frozen
         for _ in range(3):
             self._add_aliases(frozen)
         return frozen
 
+    def _through(self, dotted: str) -> frozenset[str]:
+        """What a name of a neighbouring file stands for, where that file only imported it."""
+        base, _, name = dotted.rpartition(".")
+        module = self.work.module(base) if self.work and base.strip(".") else None
+        if module is None or module is self or module.opaque:
+            return frozenset({dotted})
+        return module.imports.get(name, frozenset({dotted}))
+
     def _starred(self, base: str) -> tuple[str, ...]:
         from equiport.audit.names import STARRED
 
         module = self.work.module(base) if self.work else None
         if module is not None and module is not self and not module.opaque:
-            # two files that star-import each other give their own names
-            self.__dict__["imports"] = {}
-            names = tuple(exported(module))
-            del self.__dict__["imports"]
-            return names
+            return tuple(exported(module))
         return STARRED.get(base, ())
 
     def _add_aliases(self, found: dict[str, frozenset[str]]) -> None:
@@ -147,7 +154,7 @@ class ParsedModule:
         if isinstance(node, ast.Name):
             return _NONE if self._is_parameter(node) else self.imports.get(node.id, _NONE)
         if isinstance(node, ast.Attribute):
-            return frozenset(f"{base}.{node.attr}" for base in self.dotted(node.value))
+            return frozenset().union(*(self._through(f"{base}.{node.attr}") for base in self.dotted(node.value)))
         if isinstance(node, ast.Call):
             return self._dynamic(node)
         if isinstance(node, ast.IfExp):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,5 +110,15 @@ def role_of(module: ParsedModule) -> Role:
         return Role.PATCH
     if name == "nxdi_block.py" or name.startswith(("modeling_", "neuron_")):
         return Role.PORT
+    if _is_script(module):
+        return Role.SUPPORT
     roots = {dotted.partition(".")[0] for names in module.imports.values() for dotted in names}
     return Role.PORT if roots & STACK_ROOTS else Role.SUPPORT
+
+
+def _is_script(module: ParsedModule) -> bool:
+    """Has an `if __name__ == "__main__"`: compiles or measures a port, and is none, unless a port imports it."""
+    return any(
+        isinstance(node, ast.If) and any(getattr(item, "id", "") == "__name__" for item in ast.walk(node.test))
+        for node in module.tree.body
+    )

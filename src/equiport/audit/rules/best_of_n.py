@@ -66,6 +66,10 @@ def _share(module: ParsedModule, node: ast.Compare) -> bool:
 
 
 def _few(module: ParsedModule, call: ast.Call) -> Iterator[Hit]:
+    parent = module.parents.get(call)
+    dropped = isinstance(parent, ast.Expr) or (isinstance(parent, ast.Assign) and ast.unparse(parent.targets[0]) == "_")
+    if dropped:
+        return
     for keyword in call.keywords:
         if keyword.arg in ("max_new_tokens", "num_tokens", "num_tokens_to_check"):
             number = number_of(module.flow, keyword.value)

@@ -62,7 +62,8 @@ def _changed(module: ParsedModule, at: ast.AST, base: ast.expr, target: ast.expr
         if isinstance(target, ast.Subscript) and dotted != "sys.modules":
             continue
         if root in _JUDGES:
-            yield Hit(at, f"{whole} is changed, which belongs to {root}")
+            soft = Severity.WARNING if isinstance(at, ast.Delete) and dotted == "sys.modules" else None
+            yield Hit(at, f"{whole} is changed, which belongs to {root}", soft)
         elif module.role is Role.TEST and (module.work is None or module.work.inside(dotted)) and _is_type(dotted):
             yield Hit(at, f"{whole} of the port is replaced while it is tested")
         elif root in STACK_ROOTS and module.role is Role.PORT and in_any(module, at, compute_functions(module)):

@@ -39,8 +39,28 @@ def _computed_attribute(module: ParsedModule, call: ast.Call) -> bool:
     if literal(call.args[1]) is not None:
         return False
     roots = {name.lstrip(".").partition(".")[0] for name in module.dotted(call.args[0])}
-    # dtypes and activations are looked up by the config's name
-    return bool(roots & set(_WATCHED)) and module.role is not Role.PORT
+    # activations are looked up by the config's name, dtypes by their own
+    return (
+        bool(roots & set(_WATCHED))
+        and module.role is not Role.PORT
+        and not (roots == {"torch"} and _dtype(module, call))
+    )
+
+
+def _dtype(module: ParsedModule, call: ast.Call) -> bool:
+    """Whether what is looked up is called a dtype: `dtype = getattr(torch, name)`, `f(torch_dtype=getattr(...))`."""
+    for outer in module.around(call):
+        if isinstance(outer, ast.keyword):
+            return "dtype" in (outer.arg or "")
+        if isinstance(outer, (ast.Assign, ast.AnnAssign)):
+            targets = outer.targets if isinstance(outer, ast.Assign) else [outer.target]
+            return all("dtype" in ast.unparse(target) for target in targets)
+        if isinstance(outer, ast.Call) and call is outer.func:
+            return False
+        if isinstance(outer, (ast.Return, ast.stmt)):
+            break
+    function = module.function_of(call)
+    return function is not None and "dtype" in function.name
 
 
 RULE = Rule(

@@ -16,12 +16,12 @@ _FRAMES = frozenset({"sys._getframe", "inspect.currentframe", "inspect.stack", "
                      "traceback.extract_stack", "inspect.getsource"})  # fmt: skip
 _PROCESSES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "os.fork", "git.", "pexpect.", "socket.",
               "urllib.", "requests.", "multiprocessing.", "ctypes.")  # fmt: skip
-_WRITERS = frozenset(
-    {"torch.save", "numpy.save", "numpy.savez", "pickle.dump", "json.dump", "safetensors.torch.save_file"}
-)
+_WRITERS = frozenset({"torch.save", "numpy.save", "numpy.savez", "numpy.savetxt", "pickle.dump"})
 _WRITING_METHODS = frozenset({"write_text", "write_bytes"})
 _READING_METHODS = frozenset({"read_text", "read_bytes"})
 _ENVIRONMENT = frozenset({"os.environ", "os.getenv", "os.environ.get"})
+#: Where something lies, which a test may be told.
+_PLACES = ("PATH", "DIR", "HOME", "CACHE", "FOLDER")
 _TELLING = ("PYTEST_", "EQUIPORT_", "CI")
 
 
@@ -54,7 +54,9 @@ def _told(module: ParsedModule, node: ast.Name | ast.Attribute, inside: bool) ->
         if isinstance(key, str) and key.startswith(_TELLING) and not writes:
             yield Hit(node, f"reads {key}, by which it can tell that it is being tested")
         elif inside and not writes and method not in ("setdefault", "update", "pop", "copy"):
-            yield Hit(node, "what is computed depends on the environment", Severity.WARNING)
+            place = module.role is Role.TEST and isinstance(key, str) and any(word in key for word in _PLACES)
+            soft = Severity.NOTE if place else Severity.WARNING
+            yield Hit(node, "what is computed depends on the environment", soft)
 
 
 def _key(parent: ast.AST) -> object:
@@ -77,8 +79,10 @@ def _call(module: ParsedModule, call: ast.Call, golden: bool) -> Iterator[Hit]:
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
     if any(name.startswith(_PROCESSES) for name in names):
         yield Hit(call, f"{ast.unparse(call.func)} leaves the process")
-    elif names & _WRITERS or method in _WRITING_METHODS or _opens(module, call, "wax+"):
-        yield Hit(call, "writes a file that a later run may read")
+    elif names & _WRITERS:
+        yield Hit(call, "stores values that a later run may read")
+    elif module.role is Role.PORT and method in _WRITING_METHODS or _opens(module, call, "wax+"):
+        yield Hit(call, "writes a file", Severity.WARNING)
     elif golden:
         yield Hit(call, "the compared value is read from a file")
     elif module.role is Role.PORT and (names & READERS or method in _READING_METHODS or _opens(module, call, "r")):

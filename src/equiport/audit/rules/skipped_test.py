@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from equiport.audit.model import Hit, Role, Rule, Sample, Severity
-from equiport.audit.queries import collected_tests, comparisons
+from equiport.audit.queries import collected_tests, comparisons, reached
 from equiport.audit.rules.frame import in_test
 from equiport.audit.source import FunctionNode, ParsedModule, literal
 
@@ -16,6 +16,7 @@ _ENDING = frozenset({
     "os.kill", "unittest.skip", "unittest.skipIf", "unittest.skipUnless", "pytest.mark.skip", "pytest.mark.skipif",
     "pytest.mark.xfail", "pytest.Skipped", "unittest.SkipTest", "SystemExit", "KeyboardInterrupt",
 })  # fmt: skip
+_LEAVING = frozenset({"sys.exit", "exit", "quit"})
 _HOOKS = ("pytest_collection_modifyitems", "pytest_runtest_", "pytest_ignore_collect", "pytest_pyfunc_call",
           "pytest_sessionfinish", "pytest_report_teststatus", "pytest_collect_file", "pytest_generate_tests",
           "pytest_exception_interact", "pytest_fixture_setup", "pytest_configure")  # fmt: skip
@@ -25,10 +26,12 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     """skip, xfail and exits of every kind, returns before the comparison, tests kept from being collected."""
     if module.role is not Role.TEST:
         return
+    running = {item for test in collected_tests(module) for item in reached(module, test)}
     for node in module.nodes:
         if isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
             name = module.is_any(node, _ENDING)
-            if name and isinstance(getattr(node, "ctx", ast.Load()), ast.Load) and not _main(module, node):
+            read = isinstance(getattr(node, "ctx", ast.Load()), ast.Load)
+            if name and read and not _main(module, node) and not (name in _LEAVING and _apart(module, node, running)):
                 yield Hit(node, f"{name}: what is not run is no pass")
         elif isinstance(node, ast.Assign) and any(_uncollected(target, node.value) for target in node.targets):
             yield Hit(node, "keeps tests from being collected")
@@ -47,6 +50,16 @@ def _main(module: ParsedModule, node: ast.AST) -> bool:
         isinstance(outer, ast.If) and any(getattr(item, "id", "") == "__name__" for item in ast.walk(outer.test))
         for outer in module.around(node)
     )
+
+
+def _apart(module: ParsedModule, node: ast.AST, running: set[FunctionNode]) -> bool:
+    """With a code that pytest takes for a failure, or in a function that no test of the file reaches."""
+    parent = module.parents.get(node)
+    if isinstance(parent, ast.Call) and parent.args and literal(parent.args[0]) not in (None, 0, False):
+        # ends as a failure
+        return True
+    function = module.function_of(node)
+    return function is not None and function not in running and module.path.name != "conftest.py"
 
 
 def _uncollected(target: ast.expr, value: ast.expr) -> bool:

@@ -35,9 +35,13 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 def _computes(node: ast.AST) -> bool:
-    """More than imports and lookups: something is called on a value."""
-    statements = [item for item in getattr(node, "body", []) if not isinstance(item, (ast.Import, ast.ImportFrom))]
-    return any(isinstance(item, ast.Call) for statement in statements for item in ast.walk(statement))
+    """More than imports and prints: a value that something was called for is kept or returned."""
+    return any(
+        isinstance(item, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return))
+        and item.value is not None
+        and any(isinstance(part, ast.Call) for part in ast.walk(item.value))
+        for item in getattr(node, "body", [])
+    )
 
 
 RULE = Rule(
