@@ -47,7 +47,7 @@ def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
         if name not in made:
             root = tmp_path_factory.mktemp("family")
             model = make_model(name, root)
-            found = fingerprint(root / "source")
+            found = fingerprint(root / "model-config")
             assert found.questions == () and found.unsupported == ()
             blocks = dict.fromkeys(block.block for block in placed_blocks(found))
             composer = Composer(found, blocks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import audit, doctor, plan, port, report, validate
+from equiport.cli import audit, bench, doctor, plan, port, report, validate
 
 app = typer.Typer(
     name="equiport",
@@ -20,6 +20,7 @@ app.command("port", help=port.HELP)(port.port)
 app.command("audit", help=audit.HELP)(audit.audit)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
+app.add_typer(bench.app, name="bench")
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 
 

@@ -11,17 +11,23 @@ from typing import NoReturn
 
 from equiport.errors import EquiportError, ExitCode
 
+INTERRUPTED = 130  # what shells give for Ctrl-C
+# set while a command runs: what it starts leaves the word about an interruption to it
+_RUNNING = "EQUIPORT_RUNNING"
+
 
 def run_command(action: Callable[[], int], *, debug: bool) -> NoReturn:
-    """Run `action`, print its error as one line, exit with its code."""
+    """Run `action`, print its error as one line, exit with its code; 130 after Ctrl-C."""
+    outer = os.environ.get(_RUNNING)
+    os.environ[_RUNNING] = str(os.getpid())
     try:
         code = int(action())
     except EquiportError as error:
         code = _report(str(error), int(error.exit_code), debug)
     except KeyboardInterrupt:
-        code = _report(
-            "interrupted. What is done is kept; the same command goes on from there.", int(ExitCode.BAD_INPUT), debug
-        )
+        code = INTERRUPTED
+        if outer is None:
+            _report("interrupted. What is done is kept; the same command goes on from there.", code, debug)
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""
         text = f"{file}{error.strerror or error}"
@@ -37,6 +43,10 @@ def run_command(action: Callable[[], int], *, debug: bool) -> NoReturn:
             int(ExitCode.BAD_INPUT),
             debug,
         )
+    finally:
+        os.environ.pop(_RUNNING)
+        if outer is not None:
+            os.environ[_RUNNING] = outer
     sys.stdout.flush()
     sys.stderr.flush()
     if "torch" in sys.modules:

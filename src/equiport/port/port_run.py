@@ -27,6 +27,7 @@ from equiport.port.plan_schema import PLAN_NAME, PortPlan, PortUnit, read_plan, 
 from equiport.port.port_run_units import run_unit_test, write_unit
 from equiport.port.questions import ANSWERS_NAME, read_answers, write_answers
 from equiport.port.scaffold import Composer, write_modeling
+from equiport.port.scaffold_handover import HANDOVER_NAME, handover, summary
 from equiport.port.scaffold_readme import readme
 from equiport.port.state import StateFile, key_of
 from equiport.port.translate import BLOCK_FILE, TEST_FILE, Translator, UnitRequest
@@ -113,8 +114,8 @@ def run_port(options: PortOptions) -> ExitCode:
     port = _scaffold(run, made, sources)
     classes = find_port_classes(port)
     _weights(run, made, model, port, classes)
-    _hand_over(run, made, port, classes)
-    return _experiment(run, model, port, classes)
+    _hand_over(run, made, model, port, classes)
+    return _experiment(run, made, model, port, classes)
 
 
 def _translators(engine: str) -> tuple[Translator, ...]:
@@ -245,24 +246,35 @@ def deviations(source: str) -> tuple[str, ...]:
     return tuple(" ".join(re.sub(r"\n\s*#", "", match["text"]).split()) for match in _DEVIATION.finditer(source))
 
 
-def _hand_over(run: _Run, made: PortPlan, port: Path, classes: PortClasses) -> None:
-    source = port.read_text(encoding="utf-8")
-    text = readme(made, port, classes, deviations(source))
-    key = key_of(__version__, text)
-    run.step("readme", key, lambda: ([write_text(run.options.out / "README.md", text)], "how to compile and serve it"))
+def _hand_over(run: _Run, made: PortPlan, model: Path, port: Path, classes: PortClasses) -> None:
+    source, out = port.read_text(encoding="utf-8"), run.options.out
+    composer = Composer(made.fingerprint, blocks_of(made), made.stack)
+    pages = {
+        "README.md": readme(made, port, classes, deviations(source)),
+        HANDOVER_NAME: handover(made, composer, model, port, classes),
+    }
+
+    def make() -> tuple[Iterable[Path], str]:
+        return [write_text(out / name, text) for name, text in pages.items()], "how it was made, how to serve it"
+
+    run.step("handover", key_of(__version__, pages), make)
     for deviation in deviations(source):
         run.say(f"deviation: {deviation}")
 
 
-def _experiment(run: _Run, model: Path, port: Path, classes: PortClasses) -> ExitCode:
+def _experiment(run: _Run, made: PortPlan, model: Path, port: Path, classes: PortClasses) -> ExitCode:
     from equiport.pipeline import PortGiven, open_or_make, run_pipeline
 
     options = run.options
     given = PortGiven(port, model, options.experiment, classes.inner, classes.causal, classes.config, options.stack)
     experiment = open_or_make(None, given, options.through)
     code = run_pipeline(experiment, first=8, quiet=options.quiet, debug=options.debug)
-    if code is ExitCode.PASS:
-        run.say(f"how to compile and serve it: {options.out / 'README.md'}")
+    page = options.out / HANDOVER_NAME
+    if code is not ExitCode.PASS:
+        run.say(f"not proven: nothing of {page} is to be used before the report says PASS")
+        return code
+    for line in summary(made, port, classes, page):
+        run.say(line)
     return code
 
 

@@ -101,8 +101,12 @@ class Composer:
 
     def config(self, *, unit: bool = False) -> str:
         """The config classes; for a unit's own file only what its blocks read."""
-        flags = sorted({line.strip().strip(',"') for line in self._lines("config.refused") if line.strip()})
-        return self._skeleton("config", unit=unit, refused_flags=flags, required=[] if unit else self._required())
+        required = [] if unit else self._required()
+        return self._skeleton("config", unit=unit, refused_flags=self.refused_flags(), required=required)
+
+    def refused_flags(self) -> list[str]:
+        """Flags of the stack's settings that the port refuses: those paths do not compute this model."""
+        return sorted({line.strip().strip(',"') for line in self._lines("config.refused") if line.strip()})
 
     def unit_source(self, docstring: str, sections: Iterable[str]) -> str:
         """A unit's own module: a config class, and the sections."""

@@ -1,4 +1,4 @@
-"""The README that a port is handed over with: what it is, how it was made, how it is compiled and served."""
+"""The README that a port is handed over with: what it is and how it was made."""
 
 from __future__ import annotations
 

@@ -100,6 +100,7 @@ class RecipeTranslator:
             mlp_class=composer.names.mlp,
             reference_imports=_reference_imports(f, request.unit.kind, norm),
             layers=_kinds(request.config),
+            rotary=_rotary_paths(f, request.config),
             norm_test=norm,
             kind=request.unit.kind,
             attention_weights=_attention_weights(f, request.config),
@@ -128,7 +129,7 @@ def _class_of(f: Fingerprint, role: str) -> str:
 def _reference_imports(f: Fingerprint, kind: str, norm: NormTest | None) -> list[tuple[str, list[str]]]:
     """The source's classes that a unit's test names, by module."""
     classes = [norm.cls] if norm else []
-    if kind in ("attention", "position", "layer"):
+    if kind in ("attention", "position", "layer") and len(f.ropes) == 1:
         classes += [rope.cls for rope in f.ropes]
     if kind == "attention" and f.attention:
         classes.append(f.attention.cls)
@@ -149,6 +150,14 @@ def _kinds(config: dict[str, Any]) -> list[int]:
     told = [values for values in lists if isinstance(values, list)]
     kinds = list(zip(*told, strict=True)) if told else [()]
     return sorted({kinds.index(kind) for kind in kinds})
+
+
+def _rotary_paths(f: Fingerprint, config: dict[str, Any]) -> dict[int, str]:
+    """Layer of the tiny config -> the source's module that makes its rotary tables."""
+    paths = {rope.name: rope.path for rope in f.ropes}
+    kinds = {layer.layer_type: paths[layer.rope] for layer in f.layers if layer.rope in paths}
+    types = config.get("layer_types") or []
+    return {layer: kinds[types[layer]] for layer in _kinds(config) if layer < len(types) and types[layer] in kinds}
 
 
 def _attention_weights(f: Fingerprint, config: dict[str, Any]) -> list[tuple[str, str]]:

@@ -80,15 +80,20 @@ class UnitWorld:
         """Keywords of the port's attention, in prefill. `window`: where the model's mask already has it."""
         return {"hidden_states": self.hidden(), "attention_mask": self.mask(window), "position_ids": self.positions()}
 
+    def rotary_inputs(self, rotary: nn.Module, layer: int, hidden: Tensor | None = None) -> tuple[Any, ...]:
+        """Arguments of a source's rotary module: hidden states, positions, and the layer's type where it takes one."""
+        given = (self.hidden() if hidden is None else hidden, self.positions())
+        if "layer_type" not in inspect.signature(rotary.forward).parameters:
+            return given
+        return (*given, self.hf_config.layer_types[layer])
+
     def reference_attention_inputs(self, rotary: nn.Module, layer: int) -> Callable[[torch.dtype], dict[str, Any]]:
         """Keywords of the source's attention for the same call, by dtype."""
-        kinds = getattr(self.hf_config, "layer_types", None) or {}
-        typed = {"layer_type": kinds[layer]} if "layer_type" in inspect.signature(rotary.forward).parameters else {}
 
         def inputs(dtype: torch.dtype) -> dict[str, Any]:
             hidden = self.hidden().to(dtype)
             hide = torch.finfo(dtype).min * (~self.mask(self.window(layer))).to(dtype)
-            tables = rotary(hidden, self.positions(), **typed)
+            tables = rotary(*self.rotary_inputs(rotary, layer, hidden))
             return {"hidden_states": hidden, "attention_mask": hide, "position_embeddings": tables}
 
         return inputs

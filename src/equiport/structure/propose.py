@@ -228,19 +228,45 @@ def _paths(entry: MappingEntry, side: str) -> list[str]:
 
 
 def _rotary(source: nn.Module, target: nn.Module) -> list[MappingEntry]:
-    """Rotary tables map by kind, when the source has one module of them."""
-    sources = [path for path, module in source.named_modules() if is_rotary(module)]
-    if len(sources) != 1:
+    """Rotary tables map by kind: to the source's only module of them, or layer by layer where it has one in each.
+
+    Of several others none can be told to be a target's counterpart: they are named as compared inside the attention.
+    """
+    sources, targets = _rotary_places(source), _rotary_places(target)
+    if not sources:
         return []
+    by_layer = [name for name, indices in sources.items() if all(indices)]
+    only = next(iter(sources)) if len(sources) == 1 else ""
+    entries, matched = [], set()
+    for name, indices in targets.items():
+        own = next((other for other in by_layer if sources[other] == indices), only)
+        if (
+            not own
+            or (own != only and not all(indices))
+            or (own == only and own in by_layer and sources[own] != indices)
+        ):
+            continue
+        entries.append(
+            MappingEntry((own,), (name,), "by kind: rotary tables", tuple(index for index in indices if index))
+        )
+        matched |= {("source", own), ("target", name)}
+    why = "rotary tables, of which the source has several modules: compared inside the attention"
+    for side, places in (("source", sources), ("target", targets)):
+        for name, indices in places.items():
+            if (side, name) not in matched:
+                paths = ((name,), ()) if side == "source" else ((), (name,))
+                entries.append(MappingEntry(*paths, why, tuple(index for index in indices if index)))
+    return entries
+
+
+def _rotary_places(model: nn.Module) -> dict[str, list[_Index]]:
+    """Pattern of the path of a rotary module -> its indices."""
     grouped: dict[str, list[_Index]] = defaultdict(list)
-    for path, module in target.named_modules():
+    for path, module in model.named_modules():
         if is_rotary(module):
             name, index = with_index(path)
             grouped[name].append(index)
-    return [
-        MappingEntry((sources[0],), (name,), "by kind: rotary tables", tuple(index for index in indices if index))
-        for name, indices in grouped.items()
-    ]
+    return grouped
 
 
 def _explained(module: nn.Module, side: str, mapped: set[str]) -> list[MappingEntry]:

@@ -1,0 +1,1 @@
+"""Benchmarks: what equiport says of many ports, as tables."""

@@ -1,0 +1,17 @@
+"""`equiport bench`: figures over many ports. One file a sub-command, imported when it is called."""
+
+from __future__ import annotations
+
+import typer
+
+from equiport.cli import bench_families
+
+HELP = "Figures over many ports: tables on the screen, and JSON with --output."
+
+app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+app.command("families", help=bench_families.HELP)(bench_families.families)
+
+
+@app.callback()
+def _bench() -> None:
+    """Keeps the sub-command's name, also while there is one alone."""
