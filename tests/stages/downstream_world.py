@@ -63,7 +63,7 @@ def write_tokenizer(folder: Path, *, chat: bool = False) -> None:
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
     if chat:
-        fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ ' w1' }}"
+        fast.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}{{ ' w1 ' }}"
     fast.save_pretrained(folder)
 
 

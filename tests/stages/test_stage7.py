@@ -170,7 +170,7 @@ def test_chat_templates_are_applied(down: Downstream, cli: Cli) -> None:
     ran = cli("stage7", *down.flags(down.config(use_chat=True, limit=4)))
     assert ran.code == 3, ran.err
     samples = json.loads((down.output / "port" / "accuracy" / "samples_pick.json").read_text())
-    assert all(sample["arguments"][0][0].endswith(" w1") for sample in samples)
+    assert all(sample["arguments"][0][0].endswith(" w1 ") for sample in samples)
 
 
 def test_stage_7_needs_stages_5_and_6_and_the_experiments_own_port(down: Downstream, cli: Cli) -> None:
