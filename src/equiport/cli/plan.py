@@ -42,9 +42,11 @@ def plan(
         from equiport.port.plan_render import write_plan_page
         from equiport.port.plan_schema import write_plan
         from equiport.port.plan_substitution import primitives_of
+        from equiport.port.port_out import check_out
         from equiport.port.questions import ANSWERS_NAME, read_answers, write_answers
 
         primitives_of(stack)
+        check_out(out)
         found = fingerprint(model, trust_remote_code=trust_remote_code)
         given = read_answers(answers, found.questions) if answers else {}
         made = make_plan(found, stack, given)

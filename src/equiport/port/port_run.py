@@ -24,6 +24,8 @@ from equiport.port.fingerprint_reader import fingerprint
 from equiport.port.plan import plan
 from equiport.port.plan_render import write_plan_page
 from equiport.port.plan_schema import PLAN_NAME, PortPlan, PortUnit, read_plan, write_plan
+from equiport.port.plan_substitution import primitives_of
+from equiport.port.port_out import check_out
 from equiport.port.port_run_units import run_unit_test, write_unit
 from equiport.port.questions import ANSWERS_NAME, read_answers, write_answers
 from equiport.port.scaffold import Composer, write_modeling
@@ -81,7 +83,9 @@ class _Run:
         try:
             outputs, detail = make()
         except EquiportError as error:
-            self.state.failed(name, key, time.monotonic() - clock, error.line())
+            # bad input leaves nothing behind in a folder that is not a port's yet
+            if self.state.begun or error.exit_code is not ExitCode.BAD_INPUT:
+                self.state.failed(name, key, time.monotonic() - clock, error.line())
             raise
         seconds = time.monotonic() - clock
         self.state.done(name, key, outputs, seconds, detail)
@@ -100,12 +104,9 @@ def run_port(options: PortOptions) -> ExitCode:
     model = options.model
     read_config(model)
     translators = _translators(options.engine)
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EquiportError(
-            f"cannot be made: {error.strerror}", where=options.out, field="--out", remedy="Choose another folder."
-        ) from None
+    primitives_of(options.stack)
+    _check_through(options.through)
+    check_out(options.out)
     run = _Run(options, StateFile(options.out, model=model, stack=options.stack, engine=options.engine))
     made = _plan(run, model)
     chosen = _assigned(made, translators)
@@ -116,6 +117,15 @@ def run_port(options: PortOptions) -> ExitCode:
     _weights(run, made, model, port, classes)
     _hand_over(run, made, model, port, classes)
     return _experiment(run, made, model, port, classes)
+
+
+def _check_through(through: int | None) -> None:
+    from equiport.pipeline import BUILT
+
+    if through is not None and through not in BUILT:
+        raise EquiportError(
+            f"there is no stage {through}", field="--through", remedy=f"Give one of {', '.join(map(str, BUILT))}."
+        )
 
 
 def _translators(engine: str) -> tuple[Translator, ...]:

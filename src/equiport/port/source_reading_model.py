@@ -14,6 +14,7 @@ from torch import nn
 from equiport.errors import EquiportError
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.reference.model import quiet_transformers, skeleton
+from equiport.reference.stored_names import check_stored
 
 _BUILD_ERRORS = (ValueError, KeyError, AttributeError, TypeError, OSError, ImportError, RuntimeError, IndexError,
                  AssertionError, ZeroDivisionError, NotImplementedError)  # fmt: skip
@@ -69,6 +70,8 @@ def load_source(folder: Path, *, trust_remote_code: bool = False) -> SourceModel
     model_type = model_type_of(folder, raw)
     if model_type in causal_types():
         model = skeleton(folder)
+        if has_weights(folder) and not raw.get("quantization_config"):
+            check_stored(model, folder)
         return SourceModel(folder, raw, model.config, model, source_file(type(model)), remote=False)
     if model_type in known_types():
         model = _other_skeleton(folder, raw)

@@ -70,6 +70,11 @@ class StateFile:
         self.state.model, self.state.stack, self.state.engine = str(model), stack, engine
         self.state.tool_version = __version__
 
+    @property
+    def begun(self) -> bool:
+        """Whether the folder holds a state already."""
+        return self._path.is_file()
+
     def is_done(self, step: str, key: str) -> bool:
         """Whether the step was done from these inputs and its outputs are unchanged."""
         record = self.state.steps.get(step)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from torch import nn
+
+from equiport.errors import EquiportError
+from equiport.fixtures.folder import tensor_headers
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 def loaded_names(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
@@ -31,6 +37,39 @@ def loaded_names(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
         if loaded in own:
             found[name] = loaded
     return found
+
+
+def check_stored(model: nn.Module, folder: Path) -> None:
+    """Stored weights against the model's structure, by name and shape, from the files' headers alone.
+
+    A tensor that other layers have, or one of another shape, is damage. Names that are absent throughout may mean
+    another architecture: that is for the caller to ask. Experts, which are merged on load, and quantised weights are
+    left out.
+
+    Raises:
+        EquiportError: the first such tensor, and how many there are.
+    """
+    headers = tensor_headers(folder)
+    names = loaded_names(model, [header.name for header in headers])
+    there = set(names.values())
+    kinds = {_LAYER.sub("{i}", name) for name in there}
+    own = model.state_dict()
+    lacking = [name for name in own if name not in there and _LAYER.sub("{i}", name) in kinds]
+    if lacking:
+        raise EquiportError(
+            f"weights lack {lacking[0]}, which other layers have"
+            + (f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""),
+            where=folder,
+            remedy="Download the weights again.",
+        )
+    for header in headers:
+        wanted = tuple(own[header.name].shape) if header.name in own else header.shape
+        if wanted != header.shape:
+            raise EquiportError(
+                f"{header.name} has shape {list(header.shape)}, config.json asks for {list(wanted)}",
+                where=header.file,
+                remedy="Give the config.json that belongs to these weights.",
+            )
 
 
 def _renaming(model: nn.Module, own: set[str]) -> Callable[[str], str]:
