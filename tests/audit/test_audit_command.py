@@ -33,9 +33,13 @@ def test_a_cheating_folder_exits_1_and_says_where_and_why(cheat: Path, cli: Cli)
     assert "error" in ran.out and f"test_block.py:{line}" in ran.out and "np.load('gold.npy')" in ran.out
     assert "why:" in ran.out and "do:" in ran.out
     page = (cheat / "AUDIT.md").read_text()
-    assert f"`outside-world` test_block.py:{line}" in page and "Static rules alone" in page
+    assert f"`outside-world` test_block.py:{line}" in page and "Rules over source text" in page
     stored = load_report(cheat / "audit.json")
-    assert stored.schema_version == 1 and stored.tool_version and stored.rules == [rule.id for rule in RULES]
+    assert (
+        stored.schema_version == 1
+        and stored.tool_version
+        and stored.rules == [*(rule.id for rule in RULES), "reference-modified"]
+    )
     for name, text in CHEAT.items():
         assert stored.files[name] == hashlib.sha256(text.encode()).hexdigest()
     assert not stored.clean and all(item.quoted and item.why and item.remedy for item in stored.counting)

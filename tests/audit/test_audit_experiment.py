@@ -9,12 +9,13 @@ import pytest
 from held_out import CHEATS, HONEST, PORT
 from worlds import Cli, World
 
+from equiport.audit import RULES
 from equiport.audit.experiment import refusals
 from equiport.port.port_run_units import run_unit_test, write_unit
 from equiport.port.translate import UnitFiles
 
 STAGE_0 = ("--through", "0")
-RULE_COUNT = "22 rules"
+RULE_COUNT = f"{len(RULES) + 1} rules"
 
 
 def test_a_clean_port_passes_and_a_cheating_one_does_not(fresh: World, cli: Cli) -> None:

@@ -52,7 +52,7 @@ def test_files_that_import_one_another_end(tmp_path: Path) -> None:
         "from a import *\nfrom tensor_compare import compare_3tensors, check_3tensor_result\n\n"
         "def test_x():\n    assert check_3tensor_result(compare_3tensors(value, x, value), 'x', 1.2)\n"
     )
-    assert {item.rule for item in audit_path(tmp_path).counting} >= {"same-source", "reference-in-workspace"}
+    assert "same-source" in {item.rule for item in audit_path(tmp_path).counting}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from equiport import __version__
+from equiport.audit import provenance
 from equiport.audit.model import Hit, Rule, Severity
+from equiport.audit.paraphrase import imported_families
 from equiport.audit.registry import RULES
 from equiport.audit.report import AuditReport, Finding, Suppression
 from equiport.audit.rules import opaque
@@ -28,8 +30,12 @@ def audit_path(path: Path, suppressions: Sequence[Suppression] = ()) -> AuditRep
     return audit_files(files, root, suppressions)
 
 
-def audit_files(files: Sequence[Path], root: Path, suppressions: Sequence[Suppression] = ()) -> AuditReport:
+def audit_files(
+    files: Sequence[Path], root: Path, suppressions: Sequence[Suppression] = (), families: Sequence[str] = ()
+) -> AuditReport:
     """Audit files together: what one imports from another is followed. `root`: paths are shown relative to it.
+
+    The installed files of transformers that the audited ones import, and those of `families`, must be the originals.
 
     Raises:
         EquiportError: the list is empty: nothing audited is never clean.
@@ -40,6 +46,7 @@ def audit_files(files: Sequence[Path], root: Path, suppressions: Sequence[Suppre
     before = {_shown(file, root): _digest(file) for file in files}
     work = read_work(files, root)
     found = list(dict.fromkeys(finding for module in work.modules for finding in _of_module(module, work)))
+    found += _of_source(sorted({*families, *imported_families(work.modules)}))
     used: set[Suppression] = set()
     found = [_suppressed(finding, suppressions, used) for finding in found]
     order = list(Severity)
@@ -47,7 +54,7 @@ def audit_files(files: Sequence[Path], root: Path, suppressions: Sequence[Suppre
     return AuditReport(
         tool_version=__version__,
         root=str(root),
-        rules=[rule.id for rule in RULES],
+        rules=[rule.id for rule in (*RULES, provenance.RULE)],
         files=before,
         findings=found,
         suppressions=list(suppressions),
@@ -68,6 +75,24 @@ def _of_module(module: ParsedModule, work: Work) -> Iterator[Finding]:
             yield _finding(opaque.RULE, Hit(1, f"is too tangled for rule {rule.id}"), module, work)
     if module.flow.exhausted:
         yield _finding(opaque.RULE, Hit(1, "is too tangled for its data flow to be followed"), module, work)
+
+
+def _of_source(families: Sequence[str]) -> list[Finding]:
+    rule = provenance.RULE
+    return [
+        Finding(
+            rule=rule.id,
+            severity=rule.severity if item.known else Severity.NOTE,
+            file=item.file,
+            line=1,
+            quoted="",
+            message=item.fault,
+            why=rule.why,
+            remedy=rule.remedy,
+        )
+        for item in provenance.check_provenance(families)
+        if item.fault
+    ]
 
 
 def _finding(rule: Rule, hit: Hit, module: ParsedModule, work: Work) -> Finding:

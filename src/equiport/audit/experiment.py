@@ -12,6 +12,7 @@ from equiport.errors import EquiportError
 from equiport.experiment import Experiment
 from equiport.experiment.atomic import write_text
 from equiport.experiment.hashing import port_files
+from equiport.fixtures.folder import read_config
 
 SUPPRESSIONS_NAME = "audit_suppressions.json"
 
@@ -32,6 +33,7 @@ def audit_experiment(experiment: Experiment) -> AuditReport:
         list(dict.fromkeys(path for path in files if path.is_file())),
         experiment.root,
         load_suppressions(given) if given.is_file() else (),
+        (str(read_config(experiment.config.source_model_path).get("model_type", "")),),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -67,14 +68,19 @@ def families(module: ParsedModule) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _root() -> Path | None:
-    # the folder alone: nothing of transformers is imported
+def package_root() -> Path | None:
+    """The folder of the installed transformers, found without importing anything of it; None: not installed."""
     try:
         spec = importlib.util.find_spec("transformers")
     except (ImportError, ValueError):
         return None
     places = list(spec.submodule_search_locations or []) if spec is not None else []
-    return Path(places[0]) / "models" if places else None
+    return Path(places[0]) if places else None
+
+
+def _root() -> Path | None:
+    root = package_root()
+    return root / "models" if root is not None else None
 
 
 @lru_cache(maxsize=1)
@@ -83,6 +89,18 @@ def _families() -> tuple[str, ...]:
     if root is None or not root.is_dir():
         return ()
     return tuple(sorted(path.name for path in root.iterdir() if (path / f"modeling_{path.name}.py").is_file()))
+
+
+def imported_families(modules: Iterable[ParsedModule]) -> tuple[str, ...]:
+    """Families whose files are imported by name: `transformers.models.<family>`."""
+    found = {
+        dotted.split(".")[2]
+        for module in modules
+        for names in module.imports.values()
+        for dotted in names
+        if dotted.startswith("transformers.models.") and dotted.count(".") > 2
+    }
+    return tuple(sorted(found & set(_families())))
 
 
 @lru_cache(maxsize=32)

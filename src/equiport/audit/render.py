@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from equiport.audit import provenance
 from equiport.audit.registry import RULES
 from equiport.audit.report import AuditReport, Finding
 from equiport.errors import EquiportError
 
+_ALL = (*RULES, provenance.RULE)
 PAGE_NAME = "AUDIT.md"
 
 
@@ -44,8 +46,8 @@ def page(report: AuditReport) -> str:
         lines += ["## Suppressions that match nothing", ""]
         lines += [f"- `{item.rule}` {item.file}: {item.reason}" for item in report.unused_suppressions] + [""]
     lines += ["## Rules that ran", "", "| rule | severity | what it finds |", "|---|---|---|"]
-    lines += [f"| {rule.id} | {rule.severity.value} | {rule.title} |" for rule in RULES if rule.id in report.rules]
-    lines += ["", "Static rules alone: what a port does at run time is not part of this audit.", ""]
+    lines += [f"| {rule.id} | {rule.severity.value} | {rule.title} |" for rule in _ALL if rule.id in report.rules]
+    lines += ["", "Rules over source text: what a port does at run time is not part of this audit.", ""]
     lines += ["## Files", "", "| file | sha256 |", "|---|---|"]
     lines += [f"| {name} | {digest} |" for name, digest in report.files.items()]
     return "\n".join(lines) + "\n"
@@ -66,13 +68,13 @@ def explain(rule_id: str) -> str:
     Raises:
         EquiportError: no such rule.
     """
-    for rule in RULES:
+    for rule in _ALL:
         if rule.id == rule_id:
             parts = [f"{rule.id} ({rule.severity.value}): {rule.title}", f"why: {rule.why}", f"do:  {rule.remedy}"]
-            parts += [f"finds ({rule.bad[0].file}):", _indented(rule.bad[0].code)]
-            parts += [f"leaves alone ({rule.good[0].file}):", _indented(rule.good[0].code)]
+            parts += [line for item in rule.bad[:1] for line in (f"finds ({item.file}):", _indented(item.code))]
+            parts += [line for item in rule.good[:1] for line in (f"leaves alone ({item.file}):", _indented(item.code))]
             return "\n".join(parts)
-    known = ", ".join(rule.id for rule in RULES)
+    known = ", ".join(rule.id for rule in _ALL)
     raise EquiportError(f"no rule {rule_id!r}", field="--explain", remedy=f"Rules: {known}.")
 
 
