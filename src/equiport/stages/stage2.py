@@ -185,7 +185,8 @@ def _outcome(
             context.experiment.results / "comparisons.json",
             [record.model_dump(mode="json") for item in items for record in item.records],
         )
-        shutil.rmtree(trace_folder(context.experiment), ignore_errors=verdict is Verdict.PASS)
+        if verdict is Verdict.PASS:  # else stage 3 tries its hypotheses on it
+            shutil.rmtree(trace_folder(context.experiment), ignore_errors=True)
     metrics = ComponentMetrics(
         tests=sum(item.tests for item in items),
         comparisons=comparisons,

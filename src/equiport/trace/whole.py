@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equiport.fixtures.tokens import TokenBatch
+from equiport.reference.model import quiet_transformers
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.port_classes import PortClasses
 from equiport.stacks.teacher_forcing import decode_logits, prefill_logits
@@ -83,8 +84,9 @@ def reference_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
 def reference_decode(model: Any, batch: TokenBatch) -> Tensor:
     """The same from the source's own KV cache, token by token: [B, steps + 1, V] float32."""
     rows = []
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # the cache's keyword is renamed in later versions
+    # the cache's keyword is renamed in later versions
+    with torch.no_grad(), quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
         for row, length in zip(batch.rows, batch.prompt_lengths, strict=True):
             out = model(input_ids=torch.tensor([list(row[:length])]), use_cache=True)
             found = [out.logits[0, -1]]
