@@ -1,4 +1,4 @@
-"""Bad input of `equiport plan` and `equiport port`: one line with file, field and remedy, exit 2, nothing left behind."""
+"""Bad input of `equiport plan` and `equiport port`: one line with file, field, remedy; exit 2; nothing left behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., str]:
-    """Run a verb that must end with exit 2 and one line; returns the line. The out folder must not be there after it."""
+    """Run a verb that must end with exit 2 and one line, and leave nothing; returns the line."""
     monkeypatch.setattr("os._exit", lambda code: None)
 
     def ran(verb: str, folder: Path, *more: object, out: Path | None = None) -> str:
