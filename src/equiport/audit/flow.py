@@ -13,6 +13,8 @@ from equiport.audit.scopes import Scope, Scopes
 from equiport.audit.source import FunctionNode, ParsedModule, literal, parameters
 
 Origins = frozenset[str]
+#: a class of the source that is no leaf: what a port must not contain
+SOURCE_BLOCK = "source-block"
 NONE: Origins = frozenset()
 REFERENCE, PORT, UNKNOWN, DRAWN, FILE, VERDICT, MEASURED, TOOLKIT = (
     "reference", "port", "unknown", "drawn", "file", "verdict", "measured", "toolkit",
@@ -194,7 +196,7 @@ class Flow:
             root = name.partition(".")[0]
             kind = hf_kind(name)
             if kind:
-                found |= {REFERENCE} if kind in ("leaf", "block") else set()
+                found |= {REFERENCE} if kind == "leaf" else {REFERENCE, SOURCE_BLOCK} if kind == "block" else set()
             elif root == "transformers":
                 continue
             elif name in TENSOR_COMPARATORS:

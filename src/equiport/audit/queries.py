@@ -123,6 +123,8 @@ def asserted(module: ParsedModule, node: ast.AST) -> bool:
     for outer in module.around(node):
         if isinstance(outer, (ast.Assert, ast.Return)):
             return True
+        if isinstance(outer, ast.Call) and getattr(outer.func, "attr", "").startswith("assert"):
+            return True
         if isinstance(outer, ast.If) and _within(module, node, outer.test):
             return any(isinstance(item, (ast.Raise, ast.Assert)) or _fails(item) for item in ast.walk(outer))
         if isinstance(outer, ast.stmt) and not isinstance(outer, (ast.Expr, ast.With)):

@@ -157,11 +157,24 @@ class ParsedModule:
             return frozenset().union(*(self._through(f"{base}.{node.attr}") for base in self.dotted(node.value)))
         if isinstance(node, ast.Call):
             return self._dynamic(node)
+        if isinstance(node, ast.Subscript):
+            return self._looked_up(node)
         if isinstance(node, ast.IfExp):
             return self.dotted(node.body) | self.dotted(node.orelse)
         if isinstance(node, ast.BoolOp):
             return frozenset().union(*(self.dotted(value) for value in node.values))
         return _NONE
+
+    def _looked_up(self, node: ast.Subscript) -> frozenset[str]:
+        """`sys.modules["x"]`, `vars(x)["y"]`, `x.__dict__["y"]` with a literal name."""
+        name, base = literal(node.slice), node.value
+        if not isinstance(name, str):
+            return _NONE
+        if isinstance(base, ast.Attribute) and base.attr == "__dict__":
+            return frozenset(f"{item}.{name}" for item in self.dotted(base.value))
+        if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "vars" and base.args:
+            return frozenset(f"{item}.{name}" for item in self.dotted(base.args[0]))
+        return frozenset({name}) if "sys.modules" in self.dotted(base) else _NONE
 
     def _dynamic(self, node: ast.Call) -> frozenset[str]:
         text = literal(node.args[0]) if node.args else None

@@ -12,6 +12,10 @@ from equiport.audit.source import ParsedModule, literal
 
 _EXECUTING = frozenset({"exec", "eval", "compile", "builtins.exec", "builtins.eval", "builtins.compile"})
 _IMPORTING = frozenset({"importlib.import_module", "__import__", "importlib.__import__"})
+_INSIDES = frozenset({"__globals__", "__subclasses__", "__builtins__", "__code__", "__closure__", "f_globals",
+                      "f_locals", "f_back", "tb_frame", "__loader__"})  # fmt: skip
+_BY_PATH = frozenset({"importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
+                      "importlib.machinery.SourceFileLoader"})  # fmt: skip
 _WATCHED = ("torch", "transformers", "equiport", "tensor_compare", "block_testing_utils", "builtins", "pytest", "numpy")
 
 
@@ -24,9 +28,13 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             yield Hit(call, f"{executing} runs text that is not in the file", soft)
         elif module.is_any(call.func, _IMPORTING) and not isinstance(literal(call.args[0] if call.args else None), str):
             yield Hit(call, "imports a module whose name is computed", soft)
+        elif module.is_any(call.func, _BY_PATH):
+            yield Hit(call, "loads a file by its path: put its folder on sys.path and import it", Severity.WARNING)
         elif _computed_attribute(module, call):
             yield Hit(call, "takes an attribute whose name is computed", soft)
     for node in module.nodes:
+        if isinstance(node, ast.Attribute) and node.attr in _INSIDES and module.role is not Role.SUPPORT:
+            yield Hit(node, f"{node.attr} reaches what the file does not name")
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             known = node.level or node.module in STARRED or (module.work and module.work.module(node.module or ""))
             if not known:
@@ -74,6 +82,8 @@ RULE = Rule(
         in_test('    exec("out3 = out1")\n'),
         in_test('    out3 = eval("out" + "1")\n'),
         in_test('    compare = getattr(torch, "all" + "close")\n'),
+        in_forward("        return type(x).__init__.__globals__['LlamaMLP'](x)\n"),
+        in_forward("        return torch.nn.Module.__subclasses__()[7](x)\n"),
         in_forward("        import importlib\n        return importlib.import_module('trans' + 'formers').x(x)\n"),
         Sample("from somewhere import *\n\ndef test_x():\n    assert run() == 1\n"),
     ),

@@ -14,6 +14,7 @@ from equiport.audit.source import ParsedModule, literal
 _FRAMES = frozenset({"sys._getframe", "inspect.currentframe", "inspect.stack", "sys._current_frames",
                      "inspect.getouterframes",
                      "traceback.extract_stack", "inspect.getsource"})  # fmt: skip
+_STORED = frozenset({"torch.load", "numpy.load", "pickle.load", "pickle.loads", "joblib.load"})
 _PROCESSES = ("subprocess.", "os.system", "os.popen", "os.exec", "os.spawn", "os.fork", "git.", "pexpect.", "socket.",
               "urllib.", "requests.", "multiprocessing.", "ctypes.")  # fmt: skip
 _WRITERS = frozenset({"torch.save", "numpy.save", "numpy.savez", "numpy.savetxt", "pickle.dump"})
@@ -22,6 +23,7 @@ _READING_METHODS = frozenset({"read_text", "read_bytes"})
 _ENVIRONMENT = frozenset({"os.environ", "os.getenv", "os.environ.get"})
 #: Where something lies, which a test may be told.
 _PLACES = ("PATH", "DIR", "HOME", "CACHE", "FOLDER")
+_LOADED = frozenset({"sys.modules", "sys.argv", "sys.path"})
 _TELLING = ("PYTEST_", "EQUIPORT_", "CI")
 
 
@@ -37,8 +39,26 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             yield from _told(module, node, inside)
         if isinstance(node, ast.Compare) and _modules_asked(module, node):
             yield Hit(node, "asks whether pytest or the toolkit is loaded")
+        if module.role is Role.PORT and isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from _judges(node)
+        if module.role is Role.PORT and isinstance(node, ast.Call) and _stored(module, node):
+            yield Hit(node, "loads stored values when it is built")
         if isinstance(node, ast.Call) and inside:
             yield from _call(module, node, node in golden)
+
+
+def _judges(node: ast.Import | ast.ImportFrom) -> Iterator[Hit]:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+    for name in names:
+        if name.partition(".")[0] in ("equiport", "pytest", "_pytest", "tensor_compare", "block_testing_utils"):
+            yield Hit(node, f"the port imports {name}, by which it is judged")
+
+
+def _stored(module: ParsedModule, call: ast.Call) -> bool:
+    """torch.load and the like at the top of the file or in a constructor."""
+    function = module.function_of(call)
+    builds = function is None or function.name in ("__init__", "init_model", "setup_attr_for_model")
+    return builds and bool(module.dotted(call.func) & _STORED)
 
 
 def _told(module: ParsedModule, node: ast.Name | ast.Attribute, inside: bool) -> Iterator[Hit]:
@@ -47,6 +67,8 @@ def _told(module: ParsedModule, node: ast.Name | ast.Attribute, inside: bool) ->
         return
     if module.is_any(node, _FRAMES) and inside:
         yield Hit(node, "looks at who called it")
+    if module.role is Role.PORT and inside and module.is_any(node, _LOADED):
+        yield Hit(node, "looks at what else is loaded")
     if module.is_any(node, _ENVIRONMENT) and isinstance(parent, (ast.Call, ast.Subscript, ast.Compare, ast.Attribute)):
         key = _key(parent)
         writes = isinstance(parent, ast.Subscript) and not isinstance(parent.ctx, ast.Load)
@@ -126,6 +148,8 @@ RULE = Rule(
         in_forward("        import sys\n        return x if sys._getframe(1) else -x\n"),
         in_forward('        import os\n        return x if "PYTEST_CURRENT_TEST" in os.environ else -x\n'),
         in_forward('        import os\n        return x if os.environ.get("FAST") else -x\n'),
+        in_forward("        return x\n", head="import pytest\n"),
+        in_forward("        return self.t\n", body="    def __init__(self):\n        self.t = torch.load('t.pt')\n"),
         in_forward('        import sys\n        return x if "pytest" in sys.modules else -x\n'),
     ),
     good=(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from equiport.audit.flow import PORT, made_here, on_port_side, on_reference_side
 from equiport.audit.model import Hit, Role, Rule, Sample, Severity
+from equiport.audit.names import hf_kind
 from equiport.audit.queries import Comparison, comparisons
 from equiport.audit.rules.frame import PORT as PORT_FILE
 from equiport.audit.rules.frame import in_test
@@ -15,6 +16,12 @@ from equiport.audit.source import ParsedModule
 
 def check(module: ParsedModule) -> Iterator[Hit]:
     """A reference that is defined in the work folder, made of the port's code, or not the source's at all."""
+    if module.role in (Role.TEST, Role.SUPPORT):
+        for node in module.classes:
+            bases = [name for base in node.bases for name in module.dotted(base) if hf_kind(name) in ("leaf", "block")]
+            own = [item.name for item in node.body if isinstance(item, ast.FunctionDef)]
+            if bases and {"forward", "__call__", "__getattribute__"} & set(own):
+                yield Hit(node, f"{node.name} changes the forward of {bases[0]}")
     if module.role is not Role.TEST:
         return
     for found in comparisons(module):
@@ -75,6 +82,7 @@ RULE = Rule(
     remedy="Import the source class directly from its original file, outside the work folder.",
     check=check,
     bad=(
+        in_test(head="\n\nclass Source(LlamaMLP):\n    def forward(self, x):\n        return x\n"),
         in_test(run="", judge=_BLOCK.format(reference="Expected"), head=_LOCAL),
         Sample(
             "from block_testing_utils import test_block_correctness as check\nfrom nxdi_block import NeuronMLP\n"

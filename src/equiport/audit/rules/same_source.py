@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from equiport.audit.flow import PORT, on_port_side
+from equiport.audit.flow import PORT, SOURCE_BLOCK, on_port_side
 from equiport.audit.identity import same_value
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import Comparison, comparisons
@@ -27,6 +27,8 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             yield Hit(found.call, f"{_text(port)} is the same value as {_text(same[0])}")
         elif found.kind in ("tensors", "block") and not on_port_side(module.flow.origins(port)):
             yield Hit(found.call, f"no data of the port reaches {_text(port)}")
+        elif found.kind == "block" and SOURCE_BLOCK in module.flow.origins(port):
+            yield Hit(found.call, f"{_text(port)} contains the source's own code")
         elif found.kind == "block" and any(_one_class(module, side, port) for side in others):
             yield Hit(found.call, "both blocks are one class")
 
@@ -70,6 +72,13 @@ RULE = Rule(
         in_test("    out4 = ref_bf16(x.bfloat16())\n", judge=_judged("out1, out2, out4")),
         in_test(judge="    torch.testing.assert_close(out3.clone(), out3)\n"),
         in_test(run="", judge="    test_block_correctness(LlamaMLP, LlamaMLP, {})\n"),
+        in_test(
+            run="",
+            judge="    test_block_correctness(Both, LlamaMLP, {})\n",
+            head="\n\nclass Both(torch.nn.Module):\n    def __init__(self, config):\n        super().__init__()\n"
+            "        self.port, self.run = NeuronMLP(config), LlamaMLP(config)\n\n    def forward(self, x):\n"
+            "        return self.run(x)\n",
+        ),
         in_test(run="", judge="    test_block_correctness(NeuronMLP, NeuronMLP, {})\n"),
     ),
     good=(

@@ -39,6 +39,9 @@ def check(module: ParsedModule) -> Iterator[Hit]:
         if function.name.startswith(_HOOKS):
             yield Hit(function, f"{function.name} can change which tests run and how they end")
     for function in collected_tests(module):
+        if isinstance(function, ast.AsyncFunctionDef):
+            yield Hit(function, "pytest does not run async tests by itself")
+        yield from (Hit(item, "parametrised over nothing") for item in function.decorator_list if _over_nothing(item))
         early = _early_return(module, function)
         if early is not None:
             yield Hit(early, "returns before anything was compared")
@@ -62,9 +65,18 @@ def _apart(module: ParsedModule, node: ast.AST, running: set[FunctionNode]) -> b
     return function is not None and function not in running and module.path.name != "conftest.py"
 
 
+def _over_nothing(decorator: ast.expr) -> bool:
+    if not isinstance(decorator, ast.Call) or getattr(decorator.func, "attr", "") != "parametrize":
+        return False
+    values = decorator.args[1] if len(decorator.args) > 1 else None
+    return isinstance(values, (ast.List, ast.Tuple)) and not values.elts
+
+
 def _uncollected(target: ast.expr, value: ast.expr) -> bool:
     name = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
-    return name in ("collect_ignore", "collect_ignore_glob") or (name == "__test__" and literal(value) is False)
+    if name == "__test__":
+        return literal(value) is False
+    return name in ("collect_ignore", "collect_ignore_glob", "pytest_plugins")
 
 
 def _early_return(module: ParsedModule, function: FunctionNode) -> ast.Return | None:
@@ -97,6 +109,10 @@ RULE = Rule(
         in_test('    from pytest import importorskip as need\n    need("nothing")\n'),
         in_test(head="\n@pytest.mark.xfail(strict=False)\ndef test_other():\n    assert check_3tensor_result(1, '')\n"),
         in_test("    if out3.shape != out1.shape:\n        return\n"),
+        in_test(head="\n\nasync def test_later():\n    torch.testing.assert_close(1, 1.0)\n"),
+        in_test(
+            head="\n\n@pytest.mark.parametrize('x', [])\ndef test_none(x):\n    torch.testing.assert_close(1, x)\n"
+        ),
         in_test("    import sys as s\n    s.exit(0)\n"),
         in_test(head="import os\n\npytestmark = pytest.mark.skipif(True, reason='')\n"),
         Sample("def pytest_runtest_makereport(item, call):\n    pass\n", "conftest.py"),
