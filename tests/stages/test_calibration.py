@@ -29,7 +29,7 @@ def test_it():
         generator = torch.Generator().manual_seed(seed)
         ref = torch.randn(64, 64, generator=generator)
         noise = torch.randn(64, 64, generator=generator), torch.randn(64, 64, generator=generator)
-        baseline, target = (ref + 0.002 * noise[0]).bfloat16(), (ref + 0.002 * SIZE * noise[1])
+        baseline, target = (ref + 0.02 * noise[0]).bfloat16(), (ref + 0.02 * SIZE * noise[1])
         labels = Labels(component="model.mlp.down_proj", component_type="linear", layer=0, seed=seed, fixture="f")
         target_fp32 = ref + 1e-7 * noise[1]
         comparisons.append(compare_3tensors(ref, baseline, target, target_fp32=target_fp32, name="x", labels=labels))
