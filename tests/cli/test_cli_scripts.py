@@ -33,7 +33,8 @@ def full_disk() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["run_stage0", "run_stage1", "run_stage2", "run_stage5", "run_stage6", "run_teacher_forced_comparison",
+    "name", ["run_stage0", "run_stage1", "run_stage2", "run_stage5", "run_stage6", "run_stage7",
+             "run_teacher_forced_comparison",
              "detect_class_divergence"],
 )  # fmt: skip
 def test_every_script_helps_itself(name: str) -> None:

@@ -32,7 +32,8 @@ def test_a_wheel_works_away_from_the_checkout(tmp_path: Path) -> None:
         names = archive.namelist()
         archive.extractall(site)
     for wanted in ("adapters/nxdi/adapter.py", "scripts/run_stage2.py", "scripts/tensor_compare.py",
-                   "templates/report.md.j2", "examples/llama/modeling_llama_nxdi.py"):  # fmt: skip
+                   "templates/report.md.j2", "benchmarks/kinds.jsonl",
+                   "examples/llama/modeling_llama_nxdi.py"):  # fmt: skip
         assert f"equiport/_content/{wanted}" in names
     assert not [name for name in names if "__pycache__" in name or name.startswith("tests/")]
     probe = (

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from downstream_world import Downstream, write_tasks, write_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds import Cli, World
 
 from equiport import __version__
 from equiport.compare.verdict import Verdict
 from equiport.experiment import StageResult
 from equiport.experiment.hashing import hash_inputs, model_files, port_files
+from equiport.stages.downstream_engines import length_classes
 
 pytest.importorskip("lm_eval")
 ITEMS = 240
@@ -194,3 +198,21 @@ def test_stage_7_needs_stages_5_and_6_and_the_experiments_own_port(down: Downstr
     assert cli("stage7", "--bench-config", other, *flags[2:]).is_clear_error(2, "model.model_path", "experiment's")
     report = cli("report", world.exp)
     assert "pick acc" in (world.exp / "EQUIVALENCE_REPORT.md").read_text(), report.err
+
+
+def test_data_that_would_have_to_be_downloaded_is_one_clear_line(down: Downstream, cli: Cli) -> None:
+    (down.tasks / "remote.yaml").write_text((down.tasks / "pick.yaml").read_text().replace("pick", "remote"))
+    task = yaml.safe_load((down.tasks / "remote.yaml").read_text())
+    (down.tasks / "remote.yaml").write_text(yaml.safe_dump({**task, "dataset_path": "no-one/nothing"}))
+    config = down.config(tasks=["remote"])
+    assert cli("stage7", *down.flags(config)).is_clear_error(2, "lm_eval cannot run remote", "nothing is downloaded")
+
+
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=60))
+def test_length_classes_hold_every_row_once_and_short_rows_do_not_pay_for_long_ones(lengths: list[int]) -> None:
+    classes = length_classes(lengths)
+    assert sorted(number for rows in classes for number in rows) == list(range(len(lengths)))
+    for shorter, longer in zip(classes, classes[1:], strict=False):
+        assert max(lengths[row] for row in shorter) <= min(lengths[row] for row in longer)
+    many = [8] * 500 + [900] * 3
+    assert [len(rows) for rows in length_classes(many)] == [500, 3] and len(length_classes([8, 9, 900])) == 1
