@@ -91,6 +91,8 @@ class StackAdapter(ABC):
     name: str
     import_roots: tuple[str, ...] = ()
     """Top-level packages that a port of this stack imports; used to recognise a third-party stack's ports."""
+    ragged_rows: bool = True
+    """Whether modules see rows of unequal length as one right-padded batch; else components are run on equal rows."""
 
     @abstractmethod
     def check_environment(self, *, compiled: bool = False) -> StackStatus:

@@ -28,6 +28,7 @@ from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, s
 
 # by turns: ragged, of equal length, one token alone; the longest row fills the cache to its last slot
 _PROMPTS = ((24, 17), (19, 19), (14, 1))
+_EQUAL_PROMPTS = ((24, 24), (19, 19), (14, 14))
 _DECODE_STEPS = 5
 
 
@@ -118,7 +119,7 @@ def write_trace(
     notes: dict[str, None] = {}
     stored: list[StoredBatch] = [] if before is None else list(before.batches)
     for kind in plan.kinds:
-        for fixture, batches in _fixtures(experiment, weights, kind, plan.seeds):
+        for fixture, batches in _fixtures(experiment, weights, kind, plan.seeds, adapter.ragged_rows):
             with progress.step(f"trace {fixture.label}"):
                 result = trace_components(adapter, subject.modeling_file, subject.classes, mapping, fixture, batches)
             found += result.samples
@@ -183,14 +184,16 @@ def read_manifest(folder: Path) -> TraceManifest:
 
 
 def _fixtures(
-    experiment: Experiment, weights: Path, kind: WeightKind, seeds: Sequence[int]
+    experiment: Experiment, weights: Path, kind: WeightKind, seeds: Sequence[int], ragged: bool
 ) -> list[tuple[Fixture, Mapping[int, TokenBatch]]]:
     if kind is WeightKind.REAL:
         vocabulary = vocabulary_size(weights)
-        batches = {seed: draw_batch(vocabulary, prompts, _DECODE_STEPS, seed) for seed, prompts in _turns(seeds)}
+        batches = {
+            seed: draw_batch(vocabulary, prompts, _DECODE_STEPS, seed) for seed, prompts in _turns(seeds, ragged)
+        }
         return [(real_fixture(weights), batches)]
     pairs: list[tuple[Fixture, Mapping[int, TokenBatch]]] = []
-    for seed, prompts in _turns(seeds):
+    for seed, prompts in _turns(seeds, ragged):
         target = experiment.root / "fixtures" / f"{kind.value}-{seed}"
         fixture = materialize(weights, target, kind, seed, tiny=True)
         batch = draw_batch(vocabulary_size(target), prompts, _DECODE_STEPS, seed)
@@ -198,8 +201,11 @@ def _fixtures(
     return pairs
 
 
-def _turns(seeds: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    return [(seed, _PROMPTS[number % len(_PROMPTS)]) for number, seed in enumerate(seeds)]
+def _turns(seeds: Sequence[int], ragged: bool) -> list[tuple[int, tuple[int, ...]]]:
+    prompts = _PROMPTS if ragged else _EQUAL_PROMPTS
+    if not ragged and len(seeds) > 1:  # the seeds' rows run as one batch on the model's own weights
+        prompts = prompts[:1]
+    return [(seed, prompts[number % len(prompts)]) for number, seed in enumerate(seeds)]
 
 
 def _excited(fixture: Fixture, batch: TokenBatch) -> tuple[Excitation, ...]:

@@ -169,7 +169,7 @@ def _present(instances: Sequence[Instance], known: set[str]) -> list[Instance]:
     """The instances that a fixture has: a tiny one has fewer layers than the mapping."""
     there = [instance for instance in instances if known.issuperset(instance.source)]
     layers = {i.index for i in there if i.index and any("{i}" in path for path in i.entry.source)}
-    return [instance for instance in there if not instance.is_rotary or not layers or instance.index in layers]
+    return [i for i in there if not (i.is_rotary and i.index and layers) or i.index in layers]
 
 
 def _sources(instances: Sequence[Instance]) -> list[str]:
