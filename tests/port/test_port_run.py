@@ -27,7 +27,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_what_a_port_leaves(made: tuple[Path, Path]) -> None:
     _, out = made
-    names = ("port_plan.json", "PORT_PLAN.md", "port_state.json", "README.md", "src/modeling_granite_nxdi.py")
+    names = (
+        "port_plan.json",
+        "PORT_PLAN.md",
+        "port_state.json",
+        "README.md",
+        "HANDOVER.md",
+        "src/modeling_granite_nxdi.py",
+    )
     assert all((out / name).is_file() for name in names)
     units = json.loads((out / "port_plan.json").read_text())["units"]
     assert len(units) == 5

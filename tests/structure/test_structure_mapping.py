@@ -52,13 +52,14 @@ def test_goes_round(tmp_path: Path) -> None:
         (
             MappingEntry(("a", "b"), ("ab",), "fused", (), 4, "linear", "repeat:2:3"),
             MappingEntry(("model.layers.{i}.mlp",), ("layers.{i}.mlp",), "r", ((0,), (2,))),
+            MappingEntry(("qkv",), ("k",), "rows", (), None, "linear", "take:16:16:48:6"),
             MappingEntry((), ("rank",), "the stack's own"),
             MappingEntry(("x.{i}.{j}",), ("y.{i}.{j}",), "", ((0, 1), (1, 0))),
         )
     )
     save_mapping(tmp_path / "m.json", mapping)
     assert load_mapping(tmp_path / "m.json", [], []) == mapping
-    assert [entry.is_component for entry in mapping.entries] == [True, True, False, True]
+    assert [entry.is_component for entry in mapping.entries] == [True, True, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,14 @@ def test_an_explained_module_explains_what_is_in_it() -> None:
     mapping = ComponentMapping((MappingEntry((), ("layers",), "all of it"),))
     assert check_mapping(mapping, [], TARGET).complete
     assert not check_mapping(mapping, [], [*TARGET, "layersmith"]).complete
+
+
+def test_alignment_takes_a_part_of_the_reference_sides() -> None:
+    channels = torch.arange(12.0)[None]
+    entry = MappingEntry(("qkv",), ("k_proj",), align="take:2:2:6:2,11:1:1:1")
+    taken = entry.aligned((channels, channels, torch.zeros(1, 5)))
+    assert taken[0].tolist() == taken[1].tolist() == [[2.0, 3.0, 8.0, 9.0, 11.0]]
+    assert taken[2].shape == (1, 5)
 
 
 def test_alignment_repeats_the_reference_sides_alone() -> None:

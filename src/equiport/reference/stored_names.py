@@ -80,8 +80,8 @@ def _renaming(model: nn.Module, own: set[str]) -> Callable[[str], str]:
     except ImportError:
         return lambda name: _with_prefix(_by_patterns(model, name), prefix, own)
     transforms: list[Any] = get_model_conversion_mapping(model)  # type: ignore[arg-type]
-    renamings = [item for item in transforms if isinstance(item, WeightRenaming)]
-    converters = [item for item in transforms if isinstance(item, WeightConverter)]
+    renamings: list[Any] = [item for item in transforms if isinstance(item, WeightRenaming)]
+    converters: list[Any] = [item for item in transforms if isinstance(item, WeightConverter)]
 
     def rename(name: str) -> str:
         for item in renamings:

@@ -254,8 +254,8 @@ def _rotary(source: nn.Module, target: nn.Module) -> list[MappingEntry]:
     for side, places in (("source", sources), ("target", targets)):
         for name, indices in places.items():
             if (side, name) not in matched:
-                paths = ((name,), ()) if side == "source" else ((), (name,))
-                entries.append(MappingEntry(*paths, why, tuple(index for index in indices if index)))
+                own_side, other = ((name,), ()) if side == "source" else ((), (name,))
+                entries.append(MappingEntry(own_side, other, why, tuple(index for index in indices if index)))
     return entries
 
 
