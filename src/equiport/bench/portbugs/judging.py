@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from equiport.compare.gates import judge
+from equiport.compare.gates import GateResult, judge
 from equiport.compare.gates_consistency import alive_gate
 from equiport.compare.records import Record, make_record
 from equiport.compare.thresholds import Thresholds
@@ -57,16 +57,21 @@ class Judged(BaseModel):
 def judge_port(
     subject: Subject, adapter: StackAdapter, folder: Path, seeds: Sequence[int], *, with_stage_0: bool = True
 ) -> Judged:
-    """Judge a port of the model in `subject.model_path`; the experiment is made in `folder`."""
+    """Judge a port of the model in `subject.model_path`; the experiment is made in `folder`.
+
+    The alive gate and the invariance checks run where the components find nothing: they decide nothing else there.
+    """
     started = time.monotonic()
     thresholds, options = Thresholds(), StageOptions(quiet=True, seed=seeds[0])
     structure = stage0.run(options, subject, adapter, folder / "model_tree")
     experiment = Experiment.open(folder)
     components, records = _components(experiment, subject, adapter, seeds, thresholds)
     failing = list(dict.fromkeys(reason.subject.split(" (")[0] for reason in components))
-    weights = folder / "fixtures" / f"perturbed-{seeds[0]}"
-    alive = alive_gate(nudge_all(adapter, subject.classes, weights, seeds[0]), thresholds)
-    _, shapes = check_invariance(adapter, subject.classes, weights, seeds[0], thresholds)
+    alive = shapes = GateResult("not needed", Verdict.PASS)
+    if not components:
+        weights = folder / "fixtures" / f"perturbed-{seeds[0]}"
+        alive = alive_gate(nudge_all(adapter, subject.classes, weights, seeds[0]), thresholds)
+        _, shapes = check_invariance(adapter, subject.classes, weights, seeds[0], thresholds)
     causes = prove_causes(experiment, innermost(failing)[:4], instance_rows(records, thresholds), thresholds)
     proven = next((report for report in causes if report.proven), None)
     failed = {
