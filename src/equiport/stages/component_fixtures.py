@@ -27,8 +27,8 @@ from equiport.trace.components import trace_components
 from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, save_samples
 
 # by turns: ragged, of equal length, one token alone; the longest row fills the cache to its last slot
-_PROMPTS = ((24, 17), (19, 19), (14, 1))
-_EQUAL_PROMPTS = ((24, 24), (19, 19), (14, 14))
+_PROMPTS: tuple[tuple[int, int], ...] = ((24, 17), (19, 19), (14, 1))
+_EQUAL_PROMPTS: tuple[tuple[int, int], ...] = ((24, 24),)
 _DECODE_STEPS = 5
 
 
@@ -202,9 +202,8 @@ def _fixtures(
 
 
 def _turns(seeds: Sequence[int], ragged: bool) -> list[tuple[int, tuple[int, ...]]]:
+    # equal rows stay equal when the seeds' rows run as one batch, as they do on the model's own weights
     prompts = _PROMPTS if ragged else _EQUAL_PROMPTS
-    if not ragged and len(seeds) > 1:  # the seeds' rows run as one batch on the model's own weights
-        prompts = prompts[:1]
     return [(seed, prompts[number % len(prompts)]) for number, seed in enumerate(seeds)]
 
 

@@ -13,7 +13,7 @@ from equiport.compare.gates_consistency import alive_gate
 from equiport.compare.records import Record, make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
-from equiport.experiment import Experiment
+from equiport.experiment import Experiment, ReasonRecord
 from equiport.stacks.contract import StackAdapter
 from equiport.stages import stage0
 from equiport.stages.alive import nudge_all
@@ -90,7 +90,7 @@ def judge_port(
         stage, component = 5, shapes.reasons[0].subject
     else:
         stage, component = -1, ""
-    said = [*structure.reasons, *components, *alive.reasons, *shapes.reasons]
+    said: list[Reason | ReasonRecord] = [*structure.reasons, *components, *alive.reasons, *shapes.reasons]
     return Judged(
         stage=stage,
         component=component,
