@@ -140,7 +140,7 @@ def folder_of(name: str, work: Path) -> Path:
 def write_model(name: str, folder: Path, seed: int = 7) -> Path:
     """The HF folder of a family's tiny model, with perturbed weights."""
     source = folder.parent / f"{folder.name}-config"
-    source.mkdir(parents=True)
+    source.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in FAMILIES[name].items() if key != "num_key_value_heads" or name[:4] != "gpt_"}
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return materialize(source, folder, WeightKind.PERTURBED, seed, tiny=False).folder
