@@ -1,4 +1,4 @@
-# make demo   validate a port of a trained model, end to end        make test   the tests
+# make demo   port a trained model and validate the port            make test   the tests
 # make bench  timings and memory, as ratios                         make lint   ruff and mypy
 #
 # Everything lives in a virtual environment of its own; nothing else is needed than Python and a package index.
@@ -40,8 +40,8 @@ $(RUNS)/model/config.json: | $(READY)
 	$(BIN)/python scripts/build_demo_model.py --output $(RUNS)/model
 
 demo: $(READY) $(RUNS)/model/config.json
-	@mkdir -p $(RUNS)/port && cp -n examples/llama/modeling_llama_nxdi.py $(RUNS)/port/ 2>/dev/null || true
-	$(BIN)/equiport validate --port $(RUNS)/port/modeling_llama_nxdi.py --model $(RUNS)/model --out $(RUNS)/exp
+	$(BIN)/equiport port $(RUNS)/model --stack nxdi --engine recipes --out $(RUNS)/port --exp-dir $(RUNS)/exp
+	$(BIN)/equiport audit $(RUNS)/port
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(PYTEST_FLAGS)
