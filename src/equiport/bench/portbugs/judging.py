@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,9 +56,17 @@ class Judged(BaseModel):
 
 
 def judge_port(
-    subject: Subject, adapter: StackAdapter, folder: Path, seeds: Sequence[int], *, with_stage_0: bool = True
+    subject: Subject,
+    adapter: StackAdapter,
+    folder: Path,
+    seeds: Sequence[int],
+    *,
+    with_stage_0: bool = True,
+    split: Sequence[str] = (),
 ) -> Judged:
     """Judge a port of the model in `subject.model_path`; the experiment is made in `folder`.
+
+    `split`: projections whose reduction the port sums in two parts, declared in the mapping as a user would.
 
     The alive gate and the invariance checks run where the components find nothing: they decide nothing else there.
     """
@@ -65,6 +74,7 @@ def judge_port(
     thresholds, options = Thresholds(), StageOptions(quiet=True, seed=seeds[0])
     structure = stage0.run(options, subject, adapter, folder / "model_tree")
     experiment = Experiment.open(folder)
+    _declare(experiment, split)
     components, records = _components(experiment, subject, adapter, seeds, thresholds)
     failing = list(dict.fromkeys(reason.subject.split(" (")[0] for reason in components))
     alive = shapes = GateResult("not needed", Verdict.PASS)
@@ -101,6 +111,16 @@ def judge_port(
         r32=max((r.comparison.r32 or 0.0 for r in records if r.comparison), default=0.0),
         seconds=time.monotonic() - started,
     )
+
+
+def _declare(experiment: Experiment, split: Sequence[str]) -> None:
+    if not split:
+        return
+    mapping = json.loads(experiment.mapping_file.read_text(encoding="utf-8"))
+    for _, target, notes in mapping:
+        if target and target[0].endswith(tuple(split)):
+            notes["reduction_split"] = 2
+    experiment.mapping_file.write_text(json.dumps(mapping), encoding="utf-8")
 
 
 def _components(
