@@ -23,6 +23,7 @@ from equiport.stacks.port_classes import find_port_classes
 from equiport.stages import bench_config, downstream_scores
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
+from equiport.stages.stage3 import failed_end_to_end
 
 BUILT = (0, 1, 2, 3, 4, 5, 6, 7)
 
@@ -144,7 +145,8 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
         if skip is not None:
             if skip:
                 print(skip)
-            experiment.result_path(stage).unlink(missing_ok=True)
+            if stage != 3 or not _fails_end_to_end(experiment):
+                experiment.result_path(stage).unlink(missing_ok=True)
             continue
         if stage == 6 and not _done(experiment, 5, backend):
             continue
@@ -160,9 +162,18 @@ def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool
             code = _run_script(experiment, 1, quiet=quiet, debug=debug)
             if code is not None:
                 return code
+    if _fails_end_to_end(experiment) and not _done(experiment, 3, backend):
+        code = _run_script(experiment, 3, quiet=quiet, debug=debug)
+        if code is not None:
+            return code
     written = write_report(Experiment.open(experiment.root))
     print(f"\n{written.headline}\nreport: {written.path}")
     return written.exit_code
+
+
+def _fails_end_to_end(experiment: Experiment) -> bool:
+    """Whether the components pass and stage 5 or 6 does not: localisation then comes last."""
+    return _passed(experiment, 2) and failed_end_to_end(experiment) is not None
 
 
 def _not_needed(experiment: Experiment, stage: int) -> str | None:

@@ -26,13 +26,15 @@ def command(
 
     def action() -> int:
         from equiport.experiment import Experiment
+        from equiport.stacks.loading import load_adapter
         from equiport.stages import stage3
         from equiport.stages.frame import StageOptions, exit_code
 
         found = Experiment.open(exp_dir) if exp_dir else Experiment.find(stage2_output.parent)
         options = StageOptions(found.root if found else None, output, thresholds, force, quiet, debug, seed)
         subject = experiment_subject(options)
-        return exit_code(stage3.run(options, stage2_output, tau_r, subject).verdict)
+        adapter = load_adapter(subject.stack) if subject else None
+        return exit_code(stage3.run(options, stage2_output, tau_r, subject, adapter).verdict)
 
     run_command(action, debug=debug)
 

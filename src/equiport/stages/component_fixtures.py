@@ -149,9 +149,16 @@ def drawn_weights(experiment: Experiment | None, weights: Path, seed: int) -> It
     Raises:
         EquiportError: the architecture is unknown or its config cannot be shrunk.
     """
+    with drawn_fixture(experiment, weights, seed) as fixture:
+        yield fixture.folder
+
+
+@contextmanager
+def drawn_fixture(experiment: Experiment | None, weights: Path, seed: int) -> Iterator[Fixture]:
+    """The same as a fixture, with its notes."""
     with tempfile.TemporaryDirectory(prefix="equiport-fixture-") as work:
         place = (experiment.root / "fixtures" if experiment else Path(work)) / f"perturbed-{seed}"
-        yield materialize(weights, place, WeightKind.PERTURBED, seed, tiny=True).folder
+        yield materialize(weights, place, WeightKind.PERTURBED, seed, tiny=True)
 
 
 def component_samples(folder: Path, component: str) -> list[ComponentSample]:

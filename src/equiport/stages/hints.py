@@ -25,7 +25,8 @@ _AFTER: dict[tuple[int, Verdict], str] = {
     (
         5,
         Verdict.FAIL,
-    ): "if stage 2 passed: an unmapped component or another execution path; see class_divergence_report.json",
+    ): "stage 3 (localisation by a traced run); if it names nothing: an unmapped component or another execution path, "
+    "see class_divergence_report.json",
     (6, Verdict.PASS): "stage 7 (downstream tasks) where there is a bench_config.yaml; equiport report EXP_DIR",
     (7, Verdict.PASS): "the report: equiport report EXP_DIR",
     (7, Verdict.INCONCLUSIVE): "raise limit in bench_config.yaml, or name tasks of more items",

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.errors import EquiportError
-from equiport.experiment import StageResult, load_result
+from equiport.experiment import Experiment, StageResult, load_result
+from equiport.stacks.contract import StackAdapter
 from equiport.stages.causes import CauseReport, prove_causes
 from equiport.stages.change_points import Pattern, change_points
 from equiport.stages.component_fixtures import mapping_of, trace_folder
@@ -23,6 +24,7 @@ from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec
 from equiport.stages.generate_tests import component_rank
 from equiport.stages.instances import InstanceRow
 from equiport.stages.stage2 import ComponentMetrics
+from equiport.stages.traced_run import TracedRuns, traced_runs
 
 _PROVEN = 6
 SPEC = StageSpec(3, "fault localisation", needs={2: False})
@@ -48,11 +50,12 @@ class Suspect(BaseModel):
 
 
 class LocalisationMetrics(BaseModel):
-    """Ranked suspects; failing components that none of them covers."""
+    """Ranked suspects; failing components that none of them covers; the traced run and its first bad places."""
 
     failing: list[str]
     suspects: list[Suspect]
     without_suspect: list[str]
+    traced: TracedRuns = TracedRuns()
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,14 @@ class _Fault:
     pattern: Pattern
 
 
-def run(options: StageOptions, stage2_output: Path, tau_r: float, subject: Subject | None = None) -> StageResult:
-    """Rank suspects from a stage 2 result.
+def run(
+    options: StageOptions,
+    stage2_output: Path,
+    tau_r: float,
+    subject: Subject | None = None,
+    adapter: StackAdapter | None = None,
+) -> StageResult:
+    """Rank suspects from a stage 2 result; with an adapter both models run once more, traced.
 
     Raises:
         EquiportError: the file is missing or no stage 2 result.
@@ -84,22 +93,23 @@ def run(options: StageOptions, stage2_output: Path, tau_r: float, subject: Subje
         options,
         lambda context: _body(context, result, metrics, stage2_output, tau_r),
         subject=subject,
+        adapter=adapter,
         settings={"tau_r": tau_r},
     )
 
 
 def _body(context: StageContext, stage2: StageResult, metrics: ComponentMetrics, file: Path, tau_r: float) -> Outcome:
-    if stage2.verdict is Verdict.PASS:
-        context.progress.line("stage 2 passed: nothing to localise")
-        empty = LocalisationMetrics(failing=[], suspects=[], without_suspect=[])
-        return Outcome(Verdict.PASS, (), empty, inputs=[file])
     thresholds = context.thresholds.model_copy(update={"r_single": tau_r})
+    if stage2.verdict is Verdict.PASS:
+        return _after_pass(context, file, thresholds)
     failing = list(
         dict.fromkeys(row.component for row in (*metrics.rows, *metrics.unlabelled) if row.verdict is not Verdict.PASS)
     )
     faults = _faults(metrics.instances, failing, thresholds)
     suspects = _suspects(context, faults, thresholds)
     _prove(context, suspects, metrics.instances, thresholds)
+    traced = traced_runs(context, thresholds, long=False)
+    _tell(context, traced)
     named = {suspect.component for suspect in suspects} | {c for s in suspects for c in s.consequences}
     missing = [component for component in failing if component not in named]
     for suspect in suspects[:5]:
@@ -110,11 +120,48 @@ def _body(context: StageContext, stage2: StageResult, metrics: ComponentMetrics,
         )
         if suspect.cause is not None:
             context.progress.line(f"   {in_words(suspect.cause)}")
-    found = LocalisationMetrics(failing=failing, suspects=suspects, without_suspect=missing)
+    found = LocalisationMetrics(failing=failing, suspects=suspects, without_suspect=missing, traced=traced)
     reasons = [Reason("NO_SUSPECT", "fails and no change point names it", name) for name in missing]
     if not failing:
         reasons.append(Reason("NO_SUSPECT", "stage 2 failed on its evidence, not on a component"))
     return Outcome(Verdict.FAIL if reasons else Verdict.PASS, reasons, found, inputs=[file])
+
+
+def _after_pass(context: StageContext, file: Path, thresholds: Thresholds) -> Outcome:
+    """Where the components pass and the model as a whole does not, the traced run of longer sequences must tell."""
+    empty = LocalisationMetrics(failing=[], suspects=[], without_suspect=[])
+    end_to_end = failed_end_to_end(context.experiment)
+    if end_to_end is None:
+        context.progress.line("stage 2 passed: nothing to localise")
+        return Outcome(Verdict.PASS, (), empty, inputs=[file])
+    empty.traced = traced_runs(context, thresholds, long=True)
+    _tell(context, empty.traced)
+    said = empty.traced.note or "stage 5 fails, and no module leaves its limits in the traced run"
+    reasons = [] if empty.traced.names_a_place else [Reason("NO_SUSPECT", said)]
+    return Outcome(Verdict.FAIL if reasons else Verdict.PASS, reasons, empty, inputs=[file, end_to_end])
+
+
+def failed_end_to_end(experiment: Experiment | None) -> Path | None:
+    """stage5.json or stage6.json, the first that fails and is fresh; None where neither does."""
+    for stage in (5, 6) if experiment else ():
+        assert experiment is not None
+        result = experiment.result(stage)
+        if result is not None and result.verdict is Verdict.FAIL and experiment.freshness(stage).fresh:
+            return experiment.result_path(stage)
+    return None
+
+
+def _tell(context: StageContext, traced: TracedRuns) -> None:
+    if traced.note:
+        context.progress.line(f"traced run: {traced.note}")
+    for run in traced.runs:
+        for item in run.first_bad:
+            layer = f"layer {item.layer}, " if item.layer is not None else ""
+            context.progress.line(
+                f"{run.fixture}, {item.view} view: first bad is {layer}{item.module} ({item.phase}): {item.rule}"
+            )
+        if not run.first_bad:
+            context.progress.line(f"{run.fixture} weights: no module leaves its limits in the traced run")
 
 
 def _prove(

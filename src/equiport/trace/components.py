@@ -45,10 +45,16 @@ class Instance:
 
 @dataclass(frozen=True)
 class TraceResult:
-    """Samples of one fixture, and how the port's weights loaded."""
+    """Samples of one fixture, and how the port's weights loaded.
+
+    `free`: samples of a free run, in which each side runs on its own activations; empty unless asked for. `order`:
+    target paths in the order in which the source computes their outputs.
+    """
 
     samples: tuple[ComponentSample, ...]
     load: LoadReport
+    free: tuple[ComponentSample, ...] = ()
+    order: tuple[str, ...] = ()
 
 
 def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
@@ -104,11 +110,13 @@ def trace_components(
     batches: Mapping[int, TokenBatch],
     *,
     with_fp32: bool = True,
+    free: bool = False,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> TraceResult:
     """Run reference (fp32, bf16) and port (bf16, fp32), one model in memory at a time.
 
-    The seeds' batches run as one, and its rows are told apart again in the samples. All decode as many steps.
+    The seeds' batches run as one, and its rows are told apart again in the samples. All decode as many steps. `free`:
+    besides, one run of each side on its own activations.
 
     Raises:
         EquiportError: a model does not load or the port does not run.
@@ -124,11 +132,12 @@ def trace_components(
     del model
     on_step("reference bf16")
     model = load_reference(fixture.folder, torch.bfloat16)
-    bf16 = _reference_bf16(model, batch, instances, fp32)
+    bf16, bf16_free = _reference_bf16(model, batch, instances, fp32, free)
     tables["ref_bf16"] = _rotary_tables(model, [i.source[0] for i in rotary], torch.bfloat16)
     del model
     gc.collect()
     targets: dict[torch.dtype, dict[str, ShadowOutput]] = {}
+    freely: dict[torch.dtype, dict[str, ShadowOutput]] = {}
     report = LoadReport(loaded=())
     for dtype, name in ((torch.bfloat16, "target"), (torch.float32, "target_fp32")):
         if dtype is torch.float32 and not with_fp32:
@@ -136,6 +145,8 @@ def trace_components(
         on_step(f"port {str(dtype).removeprefix('torch.')}")
         port, report = _load_port(adapter, port_file, classes, fixture, batch, dtype)
         targets[dtype] = _shadow_levels(adapter, port, batch, instances, fp32)
+        if free:
+            freely[dtype] = _shadow_run(adapter, port, batch, instances, None)
         tables[name] = _rotary_tables(adapter.inner_model(port), [i.target for i in rotary], dtype)
         del port
         gc.collect()
@@ -144,7 +155,20 @@ def trace_components(
     for instance in instances:
         if not instance.is_rotary:
             samples += _samples(instance, fixture, rows, fp32, bf16, targets)
-    return TraceResult(tuple(samples), report)
+    own = [
+        sample
+        for i in instances
+        if bf16_free is not None and not i.is_rotary
+        for sample in _samples(i, fixture, rows, fp32, bf16_free, freely)
+    ]
+    return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32))
+
+
+def _order(instances: Sequence[Instance], fp32: ReferenceIO) -> tuple[str, ...]:
+    """Target paths by the place of their last source in the source's forward; what it never calls is left out."""
+    ranks = {path: rank for rank, path in enumerate(fp32.outputs)}
+    called = [i for i in instances if ranks.keys() >= set(i.source)]
+    return tuple(i.target for i in sorted(called, key=lambda i: max(ranks[path] for path in i.source)))
 
 
 def _merged(batches: Mapping[int, TokenBatch]) -> TokenBatch:
@@ -177,9 +201,9 @@ def _sources(instances: Sequence[Instance]) -> list[str]:
 
 
 def _reference_bf16(
-    model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO
-) -> ReferenceIO:
-    """Outputs on the fp32 run's inputs, level by level, reductions split where the mapping declares it.
+    model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO, free: bool
+) -> tuple[ReferenceIO, ReferenceIO | None]:
+    """Outputs on the fp32 run's inputs, level by level, and those of a free run; reductions split as the mapping says.
 
     A bias is added after the product is rounded, as a stack's sharded layers do: against HF's fused addition correct
     ports measure a mean R of 1.24.
@@ -198,7 +222,8 @@ def _reference_bf16(
         for level in sorted({instance.level for instance in instances}):
             paths = {path for i in instances if i.level == level and not i.is_rotary for path in i.source}
             merged.outputs.update(capture_reference(model, batch, paths, feed=fp32).outputs)
-    return merged
+        own = capture_reference(model, batch, _sources(instances)) if free else None
+    return merged, own
 
 
 def _load_port(
@@ -226,11 +251,17 @@ def _shadow_levels(
 ) -> dict[str, ShadowOutput]:
     outputs: dict[str, ShadowOutput] = {}
     for level in sorted({instance.level for instance in instances}):
-        here = [i for i in instances if i.level == level and not i.is_rotary]
-        pairs = [ShadowPair(i.target, i.source[0]) for i in here if i.entry is not HEAD_PATH]
-        logits = HEAD_PATH.name if any(i.entry is HEAD_PATH for i in here) else ""
-        outputs.update(shadow_target(adapter, model, batch, pairs, fp32, logits))
+        outputs.update(_shadow_run(adapter, model, batch, [i for i in instances if i.level == level], fp32))
     return outputs
+
+
+def _shadow_run(
+    adapter: StackAdapter, model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO | None
+) -> dict[str, ShadowOutput]:
+    here = [i for i in instances if not i.is_rotary]
+    pairs = [ShadowPair(i.target, i.source[0]) for i in here if i.entry is not HEAD_PATH]
+    logits = HEAD_PATH.name if any(i.entry is HEAD_PATH for i in here) else ""
+    return shadow_target(adapter, model, batch, pairs, fp32, logits)
 
 
 def _rotary_tables(model: nn.Module, paths: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor | str]:

@@ -65,12 +65,13 @@ def shadow_target(
     model: nn.Module,
     batch: TokenBatch,
     pairs: Sequence[ShadowPair],
-    reference: ReferenceIO,
+    reference: ReferenceIO | None,
     logits: str = "",
 ) -> dict[str, ShadowOutput]:
     """Prefill the ragged prompts, then decode step by step; target path -> outputs.
 
-    `pairs` must not be nested in one another. `model` was made with `batch.batch_size` rows. What the port returns is
+    `reference` None: nothing is fed, the port runs on its own activations (a free run); else `pairs` must not be nested
+    in one another. `model` was made with `batch.batch_size` rows. What the port returns is
     kept under the name `logits`, if one is given.
     """
     modules = dict(adapter.inner_model(model).named_modules())
@@ -109,14 +110,16 @@ def _prompt_mask(lengths: Tensor) -> Tensor:
     return (torch.arange(int(lengths.max()))[None] < lengths[:, None]).long()
 
 
-def _watch(module: nn.Module, pair: ShadowPair, step: _Step, reference: ReferenceIO, found: ShadowOutput) -> list[Any]:
+def _watch(
+    module: nn.Module, pair: ShadowPair, step: _Step, reference: ReferenceIO | None, found: ShadowOutput
+) -> list[Any]:
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         site = find_hidden(args, kwargs)
         if site is None:
             found.problem = "is called without a tensor"
             return None
         own = site.read(args, kwargs)
-        if not own.is_floating_point():
+        if reference is None or not own.is_floating_point():
             return None
         fed = reference.inputs.get(pair.source)
         if fed is None or own.dim() != fed.dim() or own.shape[2:] != fed.shape[2:] or own.shape[0] != fed.shape[0]:
