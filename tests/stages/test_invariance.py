@@ -102,10 +102,16 @@ def _nudge(reference: float, target: float | None, kind: str = "tensor") -> Nudg
         (_nudge(1e-7, 0.1, "config key"), Verdict.PASS),
         (_nudge(0.1, 0.0, "config key"), Verdict.FAIL),
         (_nudge(0.1, float("nan")), Verdict.FAIL),
+        (_nudge(0.1, 0.0, "config switch"), Verdict.PASS),
     ],
 )
 def test_alive_gate(nudge: Nudge, verdict: Verdict) -> None:
     assert alive_gate([nudge], Thresholds()).verdict is verdict
+
+
+def test_a_switch_that_only_the_source_reads_is_a_blind_spot() -> None:
+    gate = alive_gate([_nudge(0.1, 0.0, "config switch")], Thresholds())
+    assert [spot.subject for spot in gate.blind_spots] == ["x"]
 
 
 def test_nothing_run_is_no_pass() -> None:

@@ -41,6 +41,8 @@ class Consistency(BaseModel):
 def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
     """Every nudge moves the port if it moves the reference; and no tensor moves the port alone.
 
+    A `config switch` that moves the source alone is a blind spot: a port may be made for one of its values.
+
     A config key that moves the port alone is a note: another key may hold the same value for the reference. What moves
     neither is a blind spot. An empty list is NOT RUN. A port that refuses a changed config reads it.
     """
@@ -59,6 +61,11 @@ def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
         changes = f"changes {nudge.reference:.2g} (source) and {nudge.target:.2g} (port)"
         if nudge.target != nudge.target or nudge.reference != nudge.reference:
             reasons.append(reason(ReasonCode.NON_FINITE_METRIC, f"{nudge.kind} nudged: {changes}", nudge.name))
+        elif moves and not ours and nudge.kind == "config switch":
+            message = (
+                f"config switch turned: the source moves, the port does not: it is made for this value alone; {changes}"
+            )
+            blind.append(reason(ReasonCode.UNREAD_KEY, message, nudge.name))
         elif moves and not ours:
             code = ReasonCode.DEAD_TENSOR if nudge.kind == "tensor" else ReasonCode.UNREAD_KEY
             reasons.append(

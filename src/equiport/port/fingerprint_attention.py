@@ -268,6 +268,8 @@ def _scales(module: nn.Module, config: Any, heads: Heads) -> list[tuple[float, s
         if isinstance(value, (int, float)) and not isinstance(value, bool) and "scal" in name and value > 0
     ]
     named = [(value, key) for value, key in found if any(abs(value - mine) < 1e-9 * mine for mine, _ in own)]
+    # a key of the attention's own before one that has the same value by chance
+    named.sort(key=lambda item: not any(word in item[1] for word in ("attention", "attn", "query")))
     values: dict[float, str] = {}
     for value, source in [*plain[:1], *named, *plain[1:], *own, *found]:
         values.setdefault(value, source)

@@ -23,7 +23,8 @@ from equiport.stacks.port_classes import PortClasses
 from equiport.stacks.teacher_forcing import prefill_logits
 from equiport.trace.whole import make_model, reference_logits
 
-_PROMPTS = (21, 13)
+# both beyond a tiny model's window and original context
+_PROMPTS = (24, 19)
 _TENSOR_NOISE, _CONSTANT_NOISE, _FLOAT_FACTOR = 0.3, 0.3, 1.37
 # names, sizes and what training alone reads
 _NEVER = {
@@ -41,6 +42,7 @@ class _Change:
 
     name: str
     config: dict[str, Any]
+    kind: str
 
 
 def nudge_all(
@@ -111,8 +113,8 @@ def _key(
         target = _moved(ours, _port(adapter, model, batch))
     except Exception as error:  # a port that refuses another config does read it
         note = f"refuses the changed config: {(str(error).splitlines() or [''])[0][:160]}"
-        return Nudge(kind="config key", name=change.name, reference=moved, target=None, note=note)
-    return Nudge(kind="config key", name=change.name, reference=moved, target=target)
+        return Nudge(kind=change.kind, name=change.name, reference=moved, target=None, note=note)
+    return Nudge(kind=change.kind, name=change.name, reference=moved, target=target)
 
 
 def _state(folder: Path) -> dict[str, Tensor]:
@@ -146,7 +148,8 @@ def _changes(config: dict[str, Any]) -> Iterator[_Change]:
     for name in dict.fromkeys(_leaves(config)):
         changed = copy.deepcopy(config)
         if name not in _NEVER and _replace(changed, name):
-            yield _Change(name, changed)
+            kind = "config switch" if isinstance(_first(config, name), bool) else "config key"
+            yield _Change(name, changed, kind)
 
 
 def _leaves(config: dict[str, Any]) -> Iterator[str]:
@@ -155,6 +158,16 @@ def _leaves(config: dict[str, Any]) -> Iterator[str]:
             yield from _leaves(value)
         else:
             yield name
+
+
+def _first(config: dict[str, Any], name: str) -> Any:
+    """The value of the leaf's first place."""
+    for key, value in config.items():
+        if key == name and not isinstance(value, dict):
+            return value
+        if isinstance(value, dict) and name in set(_leaves(value)):
+            return _first(value, name)
+    return None
 
 
 def _replace(config: dict[str, Any], name: str) -> bool:

@@ -222,6 +222,7 @@ def _add_invariance(outcome: Outcome, context: StageContext, thresholds: Thresho
     assert isinstance(outcome.metrics, TeacherForcedMetrics)
     outcome.metrics.invariance = found
     outcome.reasons = [*outcome.reasons, *gate.reasons]
+    outcome.blind_spots = [*outcome.blind_spots, *(f"{item.subject}: {item.message}" for item in gate.blind_spots)]
     outcome.verdict = combine([outcome.verdict, gate.verdict])
 
 

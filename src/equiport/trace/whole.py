@@ -81,6 +81,15 @@ def reference_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
     return torch.stack(rows)
 
 
+def reference_batch(model: nn.Module, batch: TokenBatch) -> Tensor:
+    """The same from all rows in one right-padded batch: [B, steps + 1, V] float32."""
+    with torch.no_grad():
+        logits = model(input_ids=batch.padded(), attention_mask=batch.mask(), use_cache=False).logits
+    steps = batch.decode_steps + 1
+    starts = [length - 1 for length in batch.prompt_lengths]
+    return torch.stack([logits[row, start : start + steps].float() for row, start in enumerate(starts)])
+
+
 def reference_decode(model: Any, batch: TokenBatch) -> Tensor:
     """The same from the source's own KV cache, token by token: [B, steps + 1, V] float32."""
     rows = []
