@@ -101,7 +101,11 @@ class EmbeddingScaleRounded(BugOperator):
         for found in modules(model, "embed_tokens"):
             own = found.module
             scale = torch.tensor(48**0.5).to(torch.bfloat16)
-            wrap_forward(own, lambda original, ids, own=own: F.embedding(ids, own.weight) * scale.to(own.weight.dtype))
+
+            def rounded(original: Any, ids: Tensor, own: Any = own, scale: Tensor = scale) -> Tensor:
+                return F.embedding(ids, own.weight) * scale.to(own.weight.dtype)
+
+            wrap_forward(own, rounded)
 
 
 class GraniteEmbedding(BugOperator):
@@ -149,8 +153,8 @@ class WronglyTied(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """The head, at run time."""
+        other: Any = model.model
         for found in modules(model, "lm_head"):
-            other: Any = model.model
             wrap_forward(found.module, lambda original, x: F.linear(x, other.embed_tokens.weight))
 
 
