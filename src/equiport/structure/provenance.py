@@ -100,6 +100,8 @@ def trace_provenance(
         _decode(name, arrived.identity[name], arrived.row[name], arrived.column[name], names)
         for name in sorted(arrived.identity)
     ]
+    # a buffer of the port's own making is no weight; one that holds a stored tensor is
+    tensors = [tensor for tensor in tensors if tensor.target not in arrived.buffers or tensor.sources]
     if any(tensor.origin is Origin.COMPUTED for tensor in tensors):
         again = passes.reversed_identity()
         tensors = [
@@ -112,11 +114,21 @@ def trace_provenance(
 
 @dataclass(frozen=True)
 class _Arrived:
-    """What the port's parameters held after each pass."""
+    """What the port's parameters and stored buffers held after each pass; the names of the buffers."""
 
     identity: dict[str, Tensor]
     row: dict[str, Tensor]
     column: dict[str, Tensor]
+    buffers: frozenset[str]
+    load: LoadReport
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What the port held after one pass."""
+
+    tensors: dict[str, Tensor]
+    buffers: frozenset[str]
     load: LoadReport
 
 
@@ -134,18 +146,19 @@ class _Passes:
     def first(self) -> _Arrived:
         """Identity, row and column."""
         number = {name: index + 1 for index, name in enumerate(self.names)}
-        identity, load = self._run("identity", lambda header: torch.full(header.shape, _tag(number[header.name])))
-        row, _ = self._run("row", lambda header: _index_along(header.shape, rows=True))
-        column, _ = self._run("column", lambda header: _index_along(header.shape, rows=False))
-        return _Arrived(identity, row, column, load)
+        identity = self._run("identity", lambda header: torch.full(header.shape, _tag(number[header.name])))
+        row = self._run("row", lambda header: _index_along(header.shape, rows=True))
+        column = self._run("column", lambda header: _index_along(header.shape, rows=False))
+        return _Arrived(identity.tensors, row.tensors, column.tensors, identity.buffers, identity.load)
 
     def reversed_identity(self) -> dict[str, Tensor]:
         """Identity tags counted from the other end: with the first ones they solve target = a * source + b."""
         number = {name: len(self.names) - index for index, name in enumerate(self.names)}
-        state, _ = self._run("identity reversed", lambda header: torch.full(header.shape, _tag(number[header.name])))
-        return state
+        return self._run(
+            "identity reversed", lambda header: torch.full(header.shape, _tag(number[header.name]))
+        ).tensors
 
-    def _run(self, label: str, tag: Callable[[TensorHeader], Tensor]) -> tuple[dict[str, Tensor], LoadReport]:
+    def _run(self, label: str, tag: Callable[[TensorHeader], Tensor]) -> _Held:
         self.on_step(f"tagging {label}")
         return _through_conversion(self.adapter, self.port_file, self.classes, self.folder, tag)
 
@@ -170,7 +183,7 @@ def _through_conversion(
     classes: PortClasses,
     folder: Path,
     tag: Callable[[TensorHeader], Tensor],
-) -> tuple[dict[str, Tensor], LoadReport]:
+) -> _Held:
     work = Path(tempfile.mkdtemp(prefix="equiport-provenance-"))
     try:
         tagged = write_folder(work / "model", read_config(folder), fill_like(folder, tag))
@@ -183,7 +196,10 @@ def _through_conversion(
         report = adapter.load_weights(model, tagged, torch.float32)
         inner = adapter.inner_model(model)
         parameters = dict(inner.named_parameters(remove_duplicate=False))
-        return {name: value.detach().float().clone() for name, value in parameters.items()}, report
+        stored = inner.state_dict()
+        buffers = {name: value for name, value in inner.named_buffers() if name in stored and value.is_floating_point()}
+        state = {name: value.detach().float().clone() for name, value in {**parameters, **buffers}.items()}
+        return _Held(state, frozenset(buffers), report)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

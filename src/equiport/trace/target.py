@@ -129,6 +129,9 @@ def _watch(
         if not step.fits(own):
             found.problem = f"is called on a part of the batch or of the sequence, {tuple(own.shape)}"
             return None
+        if fed.shape[1] < max(start + count for start, count in zip(step.starts, step.counts, strict=True)):
+            found.problem = f"its second dimension holds no tokens, {tuple(own.shape)}"
+            return None
         value = own.clone()
         for row, (start, end, offset) in enumerate(_spans(step, own.shape[1])):
             value[row, offset : offset + end - start] = fed[row, start:end].to(own.dtype)

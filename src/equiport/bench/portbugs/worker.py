@@ -1,4 +1,4 @@
-"""One process of the bench: `python -m equiport.bench.portbugs.worker OUT SEED NAME...` writes a line of JSON a case."""
+"""One process of the bench: `python -m equiport.bench.portbugs.worker OUT SEED NAME...`, a line of JSON a case."""
 
 from __future__ import annotations
 

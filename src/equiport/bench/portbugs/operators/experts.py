@@ -74,7 +74,8 @@ class SharedScaled(BugOperator):
         for found in modules(model, ".mlp"):
             block = found.module
             if hasattr(block, "shared_experts"):
-                wrap_forward(block, lambda original, x, block=block: original(x) + 1.5 * block.shared_experts(x))
+                more = block.gate.routed_scaling_factor - 1
+                wrap_forward(block, lambda original, x, b=block, more=more: original(x) + more * b.shared_experts(x))
 
 
 class ExpertsSwapped(BugOperator):

@@ -30,7 +30,8 @@ class LogitsScalingDropped(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """Logits are not divided."""
-        _on_logits(model, lambda logits: logits * 5.0)
+        scaling: Any = model.config.logits_scaling  # type: ignore[union-attr]
+        _on_logits(model, lambda logits: logits * scaling)
 
 
 class LogitsScalingInverted(BugOperator):
@@ -41,7 +42,8 @@ class LogitsScalingInverted(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """Logits are multiplied."""
-        _on_logits(model, lambda logits: logits * 25.0)
+        scaling: Any = model.config.logits_scaling  # type: ignore[union-attr]
+        _on_logits(model, lambda logits: logits * scaling**2)
 
 
 class LogitScaleDropped(BugOperator):
@@ -74,7 +76,8 @@ class FinalCapTwice(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """Capped again."""
-        _on_logits(model, lambda logits: 3.0 * torch.tanh(logits / 3.0))
+        cap: Any = model.config.final_logit_softcapping  # type: ignore[union-attr]
+        _on_logits(model, lambda logits: cap * torch.tanh(logits / cap))
 
 
 class EmbeddingScaleDropped(BugOperator):
@@ -100,7 +103,7 @@ class EmbeddingScaleRounded(BugOperator):
         """The embedding."""
         for found in modules(model, "embed_tokens"):
             own = found.module
-            scale = torch.tensor(48**0.5).to(torch.bfloat16)
+            scale = torch.tensor(own.embedding_dim**0.5).to(torch.bfloat16)
 
             def rounded(original: Any, ids: Tensor, own: Any = own, scale: Tensor = scale) -> Tensor:
                 return F.embedding(ids, own.weight) * scale.to(own.weight.dtype)

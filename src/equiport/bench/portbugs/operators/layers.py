@@ -35,7 +35,7 @@ class ResidualMultiplierOnOne(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers: the attention's output is divided by it again."""
         for layer in _layers(model):
-            _inside(layer, layer.self_attn, lambda out: out / 0.7)
+            _inside(layer, layer.self_attn, lambda out: out / model.config.residual_multiplier)
 
 
 def _inside(layer: Any, branch: Any, edit: Any) -> None:

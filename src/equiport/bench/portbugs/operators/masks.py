@@ -27,8 +27,8 @@ class WindowTooLong(BugOperator):
     component, causes = ("self_attn",), ("window",)
 
     def inject(self, model: nn.Module) -> None:
-        """9 for 8."""
-        _config(model).sliding_window = 9
+        """Masks and caches with another window."""
+        _config(model).sliding_window += 1
 
 
 class WindowTooShort(BugOperator):
@@ -38,8 +38,8 @@ class WindowTooShort(BugOperator):
     component, causes = ("self_attn",), ("window",)
 
     def inject(self, model: nn.Module) -> None:
-        """7 for 8."""
-        _config(model).sliding_window = 7
+        """Masks and caches with another window."""
+        _config(model).sliding_window -= 1
 
 
 class WindowOnOtherLayers(BugOperator):

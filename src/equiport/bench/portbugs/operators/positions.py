@@ -19,7 +19,7 @@ class RotatedWithoutPositions(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """The global layers take the branch that rotates."""
         for attention in attentions(model):
-            attention.sliding_window = 8
+            attention.sliding_window = attention.config.sliding_window
 
 
 class NotRotated(BugOperator):

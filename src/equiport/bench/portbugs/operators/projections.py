@@ -149,8 +149,9 @@ class PermutedForPairs(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """All layers."""
+        half = model.config.head_dim // 2  # type: ignore[union-attr,operator]
         for found in modules(model, "q_proj", "k_proj"):
-            edit_output(found.module, lambda out: out.unflatten(-1, (-1, 2, 4)).transpose(-1, -2).flatten(-3))
+            edit_output(found.module, lambda out: out.unflatten(-1, (-1, 2, half)).transpose(-1, -2).flatten(-3))
 
 
 class QueryHeadsReversed(BugOperator):
@@ -161,8 +162,9 @@ class QueryHeadsReversed(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """All layers."""
+        heads: Any = model.config.num_attention_heads  # type: ignore[union-attr]
         for found in modules(model, "q_proj"):
-            edit_output(found.module, lambda out: out.unflatten(-1, (-1, 12)).flip(-2).flatten(-2))
+            edit_output(found.module, lambda out: out.unflatten(-1, (heads, -1)).flip(-2).flatten(-2))
 
 
 class HeadsTransposedIntoOutput(BugOperator):
@@ -173,9 +175,10 @@ class HeadsTransposedIntoOutput(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """All layers."""
+        heads: Any = model.config.num_attention_heads  # type: ignore[union-attr]
         for found in modules(model, "o_proj"):
             wrap_forward(
-                found.module, lambda original, x: original(x.unflatten(-1, (6, -1)).transpose(-1, -2).flatten(-2))
+                found.module, lambda original, x: original(x.unflatten(-1, (heads, -1)).transpose(-1, -2).flatten(-2))
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -229,7 +230,7 @@ class YarnTruncated(BugOperator):
             plain = _plain(width, 1e4)
 
             def bound(turns: float) -> float:
-                return float(width * torch.log(torch.tensor(16 / (turns * 2 * torch.pi))) / (2 * 9.210340371976184))
+                return float(width * math.log(16 / (turns * 2 * math.pi)) / (2 * math.log(1e4)))
 
             low, high = max(int(bound(32) // 1), 0), min(-int(-bound(1) // 1), width - 1)
             ramp = ((torch.arange(len(own)) - low) / max(high - low, 1e-3)).clamp(0, 1)
@@ -305,8 +306,10 @@ class HeadDimDerived(BugOperator):
     component, causes = ("rotary_emb",), ("rope scaling or base",)
 
     def inject(self, model: nn.Module) -> None:
-        """Exponents over 8 instead of 12."""
-        _frequencies(model, lambda own: 1e4 ** -(torch.arange(0, 2 * len(own), 2) / 8))
+        """Exponents over another width."""
+        config: Any = model.config
+        width = config.hidden_size // config.num_attention_heads
+        _frequencies(model, lambda own: 1e4 ** -(torch.arange(0, 2 * len(own), 2) / width))
 
 
 class LowAngles(BugOperator):

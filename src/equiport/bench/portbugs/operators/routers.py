@@ -129,11 +129,11 @@ class CorrectionDropped(BugOperator):
             held = gate.e_score_correction_bias
 
             def forward(original: Any, x: Tensor, gate: Any = gate, held: Tensor = held) -> Any:
-                gate.e_score_correction_bias = torch.zeros_like(held)
+                gate._buffers["e_score_correction_bias"] = torch.zeros_like(held)
                 try:
                     return original(x)
                 finally:
-                    gate.e_score_correction_bias = held
+                    gate._buffers["e_score_correction_bias"] = held
 
             wrap_forward(gate, forward)
 

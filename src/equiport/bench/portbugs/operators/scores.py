@@ -37,7 +37,7 @@ class ScaleOfHeadDim(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """head_dim**-0.5 in all layers."""
         for attention in attentions(model):
-            attention.scaling = 12**-0.5
+            attention.scaling = attention.head_dim**-0.5
 
 
 class MultiplierIgnored(BugOperator):
@@ -49,7 +49,7 @@ class MultiplierIgnored(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """head_dim**-0.5 in all layers."""
         for attention in attentions(model):
-            attention.scaling = 8**-0.5
+            attention.scaling = attention.head_dim**-0.5
 
 
 class ScaleLeftOut(BugOperator):
@@ -85,7 +85,7 @@ class ScaleOfHiddenOverHeads(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            attention.scaling = 8**-0.5
+            attention.scaling = (attention.config.hidden_size // attention.config.num_attention_heads) ** -0.5
 
 
 class LatentScale(BugOperator):
@@ -97,7 +97,7 @@ class LatentScale(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            attention.scaling *= (18 / 10) ** 0.5
+            attention.scaling *= (attention.qk_head_dim / attention.qk_nope_head_dim) ** 0.5
 
 
 class MscaleDropped(BugOperator):
@@ -109,7 +109,7 @@ class MscaleDropped(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            attention.scaling = 18**-0.5
+            attention.scaling = attention.qk_head_dim**-0.5
 
 
 class ScaleInPrefillAlone(BugOperator):
@@ -123,7 +123,7 @@ class ScaleInPrefillAlone(BugOperator):
 
         def core(original: Core, module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **options: Any) -> Any:
             if decoding(q, k):
-                options["scaling"] = 8**-0.5
+                options["scaling"] = q.shape[-1] ** -0.5
             return original(module, q, k, v, mask, **options)
 
         for attention in attentions(model):
@@ -151,4 +151,4 @@ class SoftcapOfLogits(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            attention.attn_logit_softcapping = 3.0
+            attention.attn_logit_softcapping = attention.config.final_logit_softcapping
