@@ -14,7 +14,9 @@ from equiport.cli.flags import Debug, ExpDir, Force, Output, Quiet, Seed, Thresh
 def command(
     patches_dir: Annotated[Path | None, typer.Option(help="Folder of patches. [default: EXP_DIR/patches]")] = None,
     stage2_output: Annotated[Path | None, typer.Option(help="Before. [default: EXP_DIR/results/stage2.json]")] = None,
-    draft: Annotated[bool, typer.Option("--draft", help="Draft a patch from a proven cause (not built).")] = False,
+    draft: Annotated[
+        bool, typer.Option("--draft", help="First write patches for the causes that stage 3 proved.")
+    ] = False,
     output: Output = None,
     exp_dir: ExpDir = None,
     thresholds: ThresholdsFile = None,
@@ -44,6 +46,7 @@ def command(
             stage2_output or experiment.result_path(2),
             experiment.tests,
             draft,
+            experiment.result_path(3),
         )
         return exit_code(stage4.run(options, stage, subject, load_adapter(subject.stack)).verdict)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from equiport.localize.case import Case
+from equiport.localize.drafts import Draft
 from equiport.localize.surgery import Surgery
 
 Edit = Callable[[Case, Surgery], None]
@@ -18,13 +19,14 @@ Edit = Callable[[Case, Surgery], None]
 class Candidate:
     """One concrete defect: `edit` puts it into a case's source model; it must not depend on the case's weights.
 
-    `says` is the sentence for the report; `repair` what the port needs, for the patch and the reader.
+    `says` is the sentence for the report; `repair` what the port needs, in words; `draft` the same for a patch,
+    where the defect has an inverse.
     """
 
     says: str
     edit: Edit
     repair: str = ""
-    draft: Mapping[str, object] = field(default_factory=dict)
+    draft: Draft | None = None
 
 
 class Hypothesis(ABC):

@@ -98,9 +98,9 @@ def _call(path: Path, functions: list[tuple[str, Callable[[], None]]]) -> None:
 
 
 def _surface(port: ModuleType) -> dict[str, Any]:
-    """Every attribute of the port's module and of the classes in it: `Class.attribute` -> object."""
+    """Every attribute of the port's module and of the classes in it, but the guards: `Class.attribute` -> object."""
     found: dict[str, Any] = dict(vars(port))
     for name, value in vars(port).items():
         if inspect.isclass(value):
-            found.update({f"{name}.{key}": item for key, item in vars(value).items() if key != "_patched"})
+            found.update({f"{name}.{key}": item for key, item in vars(value).items() if not key.startswith("_patched")})
     return found

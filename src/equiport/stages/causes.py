@@ -15,6 +15,7 @@ from equiport.errors import EquiportError
 from equiport.experiment import Experiment
 from equiport.localize.case import Case, Observation
 from equiport.localize.causes import precision
+from equiport.localize.drafts import Draft
 from equiport.localize.search import Explanation, explain, explain_precision
 from equiport.reference.model import load_reference
 from equiport.stages.component_fixtures import (
@@ -26,6 +27,7 @@ from equiport.stages.component_fixtures import (
     trace_folder,
 )
 from equiport.stages.instances import InstanceRow
+from equiport.stages.patch_plan import PatchPlan, plan_patch
 from equiport.structure.mapping import MappingEntry, fill
 from equiport.trace.reference import capture_reference
 from equiport.trace.sample import ComponentSample
@@ -47,7 +49,8 @@ class Cause(BaseModel):
 class CauseReport(BaseModel):
     """What was found for one suspect: `proven` means that the source with the defect in it gives the port's output.
 
-    `before`: R32 against the untouched source; `runner_ups` are the next best hypotheses.
+    `before`: R32 against the untouched source; `runner_ups` are the next best hypotheses. `patch`: what a patch has
+    to do, where the defect has an inverse.
     """
 
     component: str
@@ -59,6 +62,7 @@ class CauseReport(BaseModel):
     runner_ups: list[Cause] = []
     tried: int = 0
     note: str = ""
+    patch: PatchPlan | None = None
 
 
 @dataclass
@@ -81,13 +85,18 @@ def prove_causes(
 ) -> list[CauseReport]:
     """One report a suspect component, in their order."""
     manifest = read_manifest(trace_folder(experiment))
-    entries = {entry.name: entry for entry in mapping_of(experiment).tested}
+    mapping = mapping_of(experiment)
+    entries = {entry.name: entry for entry in mapping.tested}
     models = _Models()
     found = []
     for component in suspects:
         rows = [row for row in instances if row.component == component]
         if component in entries and rows:
-            found.append(_prove(experiment, manifest, entries[component], rows, thresholds, models))
+            report, draft = _prove(experiment, manifest, entries[component], rows, thresholds, models)
+            if draft is not None:
+                plan = plan_patch(draft, entries[component], report.layer, rows, mapping, manifest.not_called)
+                report = report.model_copy(update={"patch": plan})
+            found.append(report)
     return found
 
 
@@ -107,7 +116,7 @@ def _prove(
     rows: Sequence[InstanceRow],
     thresholds: Thresholds,
     models: _Models,
-) -> CauseReport:
+) -> tuple[CauseReport, Draft | None]:
     fixture, layer, exact = _where(rows, thresholds)
     report = CauseReport(component=entry.name, layer=layer, fixture=fixture, before=0.0, proven=False)
     samples = [
@@ -118,19 +127,20 @@ def _prove(
     seeds = list(dict.fromkeys(sample.seed for sample in samples))[:_CASES]
     groups = [[sample for sample in samples if sample.seed == seed] for seed in seeds]
     if not groups:
-        return report.model_copy(update={"note": "nothing was traced for it"})
+        return report.model_copy(update={"note": "nothing was traced for it"}), None
     try:
         found = (_precision if exact else _formula)(manifest, entry, groups, thresholds, models)
     except EquiportError as error:
-        return report.model_copy(update={"note": str(error)})
+        return report.model_copy(update={"note": str(error)}), None
     ranked = [Cause(kind=item.kind, says=item.says, repair=item.repair, r32=item.r32) for item in found.ranked]
     if not found.proven:
-        return report.model_copy(update={"before": found.before, "runner_ups": ranked, "tried": found.tried})
-    return report.model_copy(
+        return report.model_copy(update={"before": found.before, "runner_ups": ranked, "tried": found.tried}), None
+    proven = report.model_copy(
         update={
             "before": found.before, "proven": True, "winner": ranked[0], "runner_ups": ranked[1:], "tried": found.tried,
         }
     )  # fmt: skip
+    return proven, found.ranked[0].candidate.draft
 
 
 def _where(rows: Sequence[InstanceRow], thresholds: Thresholds) -> tuple[str, int | None, bool]:

@@ -1,6 +1,6 @@
 """Stage 4: standalone patches are applied to the port's classes, and the component tests run again, before and after.
 
-Drafting a patch from a proven cause is not built.
+With --draft, patches for the causes that stage 3 proved are written first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from equiport.experiment.hashing import port_files, sha256
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.patches import patch_files
 from equiport.stages.component_rows import ComponentRow
-from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
+from equiport.stages.draft_patches import Drafted, draft_patches
+from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, find_experiment, run_stage
 from equiport.stages.stage2 import ComponentMetrics, Stage2Options, run_component_tests
 
 SPEC = StageSpec(4, "patches", needs={2: False, 3: False})
@@ -31,6 +32,7 @@ class Stage4Options:
     stage2_output: Path
     tests_dir: Path
     draft: bool = False
+    stage3_output: Path | None = None
 
 
 class PatchedRow(BaseModel):
@@ -47,35 +49,53 @@ class PatchedRow(BaseModel):
 
 
 class PatchMetrics(BaseModel):
-    """What the patches did: rows bottom-up, and components that broke by them."""
+    """What the patches did: rows bottom-up, and components that broke by them.
+
+    `drafted`: files that --draft wrote; `undrafted`: proven causes without a draft, and why.
+    """
 
     patches: list[str]
     rows: list[PatchedRow]
     broken: list[str]
     still_failing: list[str]
     comparisons: int
+    drafted: list[str] = []
+    undrafted: list[str] = []
 
 
 def run(options: StageOptions, stage: Stage4Options, subject: Subject, adapter: StackAdapter) -> StageResult:
     """Apply the patches and run the component tests again.
 
     Raises:
-        EquiportError: no patches, a patch that is not idempotent or changes nothing, or --draft.
+        EquiportError: no patches, a patch that is not idempotent or changes nothing; with --draft, no cause for which a
+            patch can be drafted.
     """
-    if stage.draft:
-        raise EquiportError("drafting patches is not built", field="--draft", remedy="Write the patch by hand.")
+    drafted = _draft(options, stage, subject) if stage.draft else Drafted((), (), ())
     if not stage.patches_dir.is_dir() or not patch_files(stage.patches_dir):
         raise EquiportError(
-            "holds no patch", where=stage.patches_dir, field="--patches-dir", remedy="Write one *.py file a fix there."
+            "holds no patch",
+            where=stage.patches_dir,
+            field="--patches-dir",
+            remedy="Write one *.py file a fix there, or add --draft.",
         )
     before = _component_metrics(stage.stage2_output)
     return run_stage(
         SPEC,
         replace(options, patches_dir=stage.patches_dir),
-        lambda context: _body(context, stage, before),
+        lambda context: _body(context, stage, before, drafted),
         subject=subject,
         adapter=adapter,
     )
+
+
+def _draft(options: StageOptions, stage: Stage4Options, subject: Subject) -> Drafted:
+    """Write the drafts, if stage 3 has run on what is there now."""
+    experiment = find_experiment(options)
+    if experiment is not None:
+        experiment.require(4, dict(SPEC.needs), force=options.force)
+    if stage.stage3_output is None:
+        raise EquiportError("needs a result of stage 3", field="--draft", remedy="Run it in an experiment.")
+    return draft_patches(stage.stage3_output, subject.classes, subject.stack, stage.patches_dir)
 
 
 def _component_metrics(file: Path) -> ComponentMetrics:
@@ -90,7 +110,13 @@ def _component_metrics(file: Path) -> ComponentMetrics:
         ) from None
 
 
-def _body(context: StageContext, stage: Stage4Options, before: ComponentMetrics) -> Outcome:
+def _body(context: StageContext, stage: Stage4Options, before: ComponentMetrics, drafted: Drafted) -> Outcome:
+    for path in drafted.written:
+        context.progress.line(f"drafted {path.name}")
+    for path in drafted.kept:
+        context.progress.line(f"{path.name} is there already and stays; delete it to have it drafted anew")
+    for line in drafted.without:
+        context.progress.line(line)
     files = {path: sha256(path) for path in port_files(context.port.modeling_file)}
     after = run_component_tests(context, Stage2Options(stage.tests_dir, timeout=300.0))
     metrics = after.metrics
@@ -105,12 +131,18 @@ def _body(context: StageContext, stage: Stage4Options, before: ComponentMetrics)
             f"R32 {_figure(row.r32_before)} -> {_figure(row.r32_after)}: {row.after.value}"
         )
     reasons += [Reason("PATCH_BREAKS", "passed before the patches and does not now", name) for name in broken]
+    left = list(dict.fromkeys(row.component for row in rows if row.after is not Verdict.PASS))
+    if left:
+        text = f"the draft does not suffice; left: {', '.join(left)}"
+        reasons += [Reason("DRAFT_INCOMPLETE", text, path.name) for path in (*drafted.written, *drafted.kept)]
     found = PatchMetrics(
         patches=[path.name for path in patch_files(stage.patches_dir)],
         rows=rows,
         broken=broken,
         still_failing=[row.component for row in rows if row.after is not Verdict.PASS],
         comparisons=metrics.comparisons,
+        drafted=[path.name for path in drafted.written],
+        undrafted=list(drafted.without),
     )
     verdict = Verdict.FAIL if touched else after.verdict
     inputs = [*after.inputs, stage.stage2_output]

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
+from equiport.localize.causes.scale import figure
+from equiport.localize.drafts import RepeatHeads
+from equiport.localize.drafts import SoftmaxScale as ScaleDraft
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import CoreCall, RotaryCall, Surgery, has_core, has_rotation
 
@@ -59,7 +62,7 @@ class SoftmaxScale(Hypothesis):
                         f"scores of {path} are scaled by {words} = {value:.6g}, the source's {own:.6g}",
                         _option(path, "scaling", value),
                         f"scale the scores by {own:.8g}",
-                        {"kind": "softmax scale", "value": own},
+                        ScaleDraft(of=(path,), scale=figure(case, own)),
                     )
 
 
@@ -185,7 +188,7 @@ class Heads(Hypothesis):
                     yield Candidate(
                         f"{words} heads of {path} {how}", _heads(path, which, form),
                         "repeat each kv head for its group of query heads, in order",
-                        {"kind": "heads", "of": path},
+                        RepeatHeads(of=(path,)) if form == "tiled" and len(which) == 2 else None,
                     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
+from equiport.localize.causes.scale import figure
+from equiport.localize.drafts import ScaleOutput, ShiftTokens
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
@@ -38,7 +40,7 @@ class MultiplierRounded(Hypothesis):
 
                 yield Candidate(
                     f"the embedding multiplier of {path} is {words}", edit, f"multiply by {exact:g} as the source does",
-                    {"kind": "scale", "factor": exact / value},
+                    ScaleOutput(of=(path,), factor=figure(case, float(scale) / value)),
                 )  # fmt: skip
 
 
@@ -57,4 +59,5 @@ class IdsShifted(Hypothesis):
                     count = int(embedding.num_embeddings)  # type: ignore[arg-type]
                     surgery.input(embedding, lambda ids: (ids + by) % count)
 
-                yield Candidate(f"{path} looks up id {by:+d}", edit, "look up the token's own row")
+                draft = ShiftTokens(of=(path,), by=-by)
+                yield Candidate(f"{path} looks up id {by:+d}", edit, "look up the token's own row", draft)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
+from equiport.localize.drafts import OwnWeights
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
@@ -58,4 +59,6 @@ class Tie(Hypothesis):
             weight = other.get_input_embeddings().weight
             surgery.parameter(other.get_output_embeddings(), "weight", weight.detach().clone())
 
-        yield Candidate("the head uses the embedding's weight", edit, "load lm_head.weight", {"kind": "tie"})
+        names = {module: path for path, module in case.model.named_modules()}
+        draft = OwnWeights(of=(names[head],), other=names[model.get_input_embeddings()])
+        yield Candidate("the head uses the embedding's weight", edit, "load lm_head.weight", draft)

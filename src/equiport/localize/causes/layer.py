@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equiport.localize.anatomy import Part, part_of
 from equiport.localize.case import Case
 from equiport.localize.causes.scale import named_factors
+from equiport.localize.drafts import OwnWeights, SwapWeights
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
@@ -48,7 +49,6 @@ class Residual(Hypothesis):
 
             yield Candidate(
                 f"the residual multiplier of {path} ({held:g}) is {words}", edit, f"multiply each branch by {held:g}",
-                {"kind": "residual", "value": held},
             )  # fmt: skip
 
     def _parallel(self, path: str, layer: nn.Module) -> Iterable[Candidate]:
@@ -153,7 +153,8 @@ def _exchanged(first: str, second: str) -> Candidate:
         surgery.parameter(one, "weight", other.detach().clone())
         surgery.parameter(two, "weight", mine.detach().clone())
 
-    return Candidate(f"{first} and {second} are exchanged", edit, "load each norm's own weight")
+    draft = SwapWeights(of=(first, second))
+    return Candidate(f"{first} and {second} are exchanged", edit, "load each norm's own weight", draft)
 
 
 def _after(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
@@ -209,4 +210,5 @@ class Swapped(Hypothesis):
                     assert isinstance(value, Tensor)
                     surgery.parameter(at.model.get_submodule(path), "weight", value.detach().clone())
 
-                yield Candidate(f"{path} holds the weight of {other}", edit, "load each norm's own weight")
+                draft = OwnWeights(of=(path,), other=other)
+                yield Candidate(f"{path} holds the weight of {other}", edit, "load each norm's own weight", draft)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case, observed, predicted
 from equiport.localize.causes.scale import is_linear
+from equiport.localize.drafts import Order, OwnWeights, ReorderWeight, TransposeWeight
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
@@ -39,7 +40,7 @@ class Transposed(Hypothesis):
                 f"{path}.weight is transposed",
                 edit,
                 "transpose it in the conversion",
-                {"kind": "transpose", "of": path},
+                TransposeWeight(of=(path,)),
             )
 
 
@@ -68,7 +69,7 @@ class OutputOrder(Hypothesis):
             f"output channels stand in another order: {order_in_words(order, case)}",
             edit,
             "put the rows of the weight into the source's order in the conversion",
-            {"kind": "rows", "order": order},
+            _rows_draft(order, case),
         )
 
 
@@ -118,6 +119,23 @@ def order_in_words(order: list[int], case: Case) -> str:
     return next((words for words, value in usual.items() if value == order), f"starts {order[:8]}")
 
 
+_INVERSES: dict[str, Order] = {
+    "halves swapped": "halves swapped",
+    "interleaved": "part the interleaved",
+    "halves, where": "interleave halves",
+    "reversed": "reversed",
+    "heads and channels transposed": "channels and heads transposed",
+}
+
+
+def _rows_draft(order: list[int], case: Case) -> ReorderWeight | None:
+    """The inverse of an order that has a name; other orders hold for one size alone."""
+    words = order_in_words(order, case)
+    name = next((name for start, name in _INVERSES.items() if words.startswith(start)), None)
+    single = len(case.sources) == 1 and not case.entry.align
+    return ReorderWeight(of=case.sources, axis=0, order=name) if name and single else None
+
+
 class InputOrder(Hypothesis):
     """A projection reads its input's channels in another order (heads and channels transposed, halves swapped)."""
 
@@ -128,7 +146,7 @@ class InputOrder(Hypothesis):
         """The usual permutations of the input."""
         for path, module in case.sites(Part.LINEAR):
             assert isinstance(module, nn.Linear)
-            for words, order in _usual_inputs(module.in_features, case):
+            for words, order, inverse in _usual_inputs(module.in_features, case):
 
                 def edit(at: Case, surgery: Surgery, path: str = path, order: list[int] = order) -> None:
                     linear = at.model.get_submodule(path)
@@ -138,22 +156,25 @@ class InputOrder(Hypothesis):
 
                 yield Candidate(
                     f"{path} reads its input with {words}", edit, "order the weight's columns as the source does",
-                    {"kind": "columns", "of": path, "order": order},
+                    ReorderWeight(of=(path,), axis=1, order=inverse),
                 )  # fmt: skip
 
 
-def _usual_inputs(size: int, case: Case) -> Iterable[tuple[str, list[int]]]:
+def _usual_inputs(size: int, case: Case) -> Iterable[tuple[str, list[int], Order]]:
+    """Words, the columns' order, and the order that undoes it."""
     plain, half = list(range(size)), size // 2
-    yield "halves swapped", plain[half:] + plain[:half]
+    if size % 2 == 0:
+        yield "halves swapped", plain[half:] + plain[:half], "halves swapped"
     heads = int(case.number("num_attention_heads") or 0)
     groups = int(case.number("num_key_value_heads") or heads)
     if heads and size % heads == 0:
         grid = torch.arange(size).view(heads, -1)
-        yield "heads and channels transposed", grid.t().reshape(-1).tolist()
-        yield "heads reversed", grid.flip(0).reshape(-1).tolist()
+        transposed = grid.t().reshape(-1).tolist()
+        yield "heads and channels transposed", transposed, "channels and heads transposed"
+        yield "heads reversed", grid.flip(0).reshape(-1).tolist(), "heads reversed"
         if groups and heads % groups == 0 and 1 < groups < heads:
             grouped = grid.view(groups, heads // groups, -1)
-            yield "heads of a group spread", grouped.transpose(0, 1).reshape(-1).tolist()
+            yield "heads of a group spread", grouped.transpose(0, 1).reshape(-1).tolist(), "groups gathered"
 
 
 class OtherLayer(Hypothesis):
@@ -196,4 +217,5 @@ def _from(path: str, there: str) -> Candidate:
                 holder, leaf = name.rpartition(".")[::2]
                 surgery.parameter(module.get_submodule(holder), leaf, theirs[name].detach().clone())
 
-    return Candidate(f"{path} holds the weights of {there}", edit, "load each layer's own weights")
+    draft = OwnWeights(of=(path,), other=there)
+    return Candidate(f"{path} holds the weights of {there}", edit, "load each layer's own weights", draft)

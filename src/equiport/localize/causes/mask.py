@@ -34,7 +34,7 @@ def _masked(path: str, says: str, allowed: Allowed, repair: str) -> Candidate:
 
         surgery.core(at.model.get_submodule(path), core)
 
-    return Candidate(says, edit, repair, {"kind": "mask", "of": path})
+    return Candidate(says, edit, repair)
 
 
 def _causal(query: Tensor, key: Tensor) -> Tensor:

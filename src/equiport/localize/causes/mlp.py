@@ -11,7 +11,9 @@ from torch.nn import functional as F
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
+from equiport.localize.drafts import Order, ReorderWeight, SwapWeights
 from equiport.localize.hypothesis import Candidate, Hypothesis
+from equiport.localize.source_forms import activation
 from equiport.localize.surgery import Surgery
 
 _ACTIVATIONS: dict[str, Any] = {
@@ -50,14 +52,23 @@ class GateUp(Hypothesis):
                             surgery.parameter(up, name, mine.detach().clone())
 
                 yield Candidate(
-                    f"gate and up of {path} are swapped", swap, "swap them back", {"kind": "swap", "of": path}
-                )
+                    f"gate and up of {path} are swapped", swap, "swap them back",
+                    SwapWeights(of=(f"{path}.gate_proj", f"{path}.up_proj")),
+                )  # fmt: skip
             for name in ("gate_up_proj", "gate_up_proj_bias"):
                 if isinstance(getattr(module, name, None), (nn.Linear, Tensor)) and name == "gate_up_proj":
-                    yield from _fused(path)
+                    yield from _fused(path, isinstance(getattr(module, name), nn.Linear))
 
 
-def _fused(path: str) -> Iterable[Candidate]:
+_INVERSES: dict[str, Order] = {
+    "swapped": "halves swapped",
+    "taken as halves, where they are interleaved": "part the interleaved",
+    "taken as interleaved, where they are halves": "interleave halves",
+    "swapped, interleaved": "swap neighbours",
+}
+
+
+def _fused(path: str, linear: bool) -> Iterable[Candidate]:
     def order(size: int, form: str) -> list[int]:
         half, plain = size // 2, list(range(size))
         return {
@@ -67,12 +78,7 @@ def _fused(path: str) -> Iterable[Candidate]:
             "swapped, interleaved": [i ^ 1 for i in plain],
         }[form]
 
-    for form in (
-        "swapped",
-        "taken as halves, where they are interleaved",
-        "taken as interleaved, where they are halves",
-        "swapped, interleaved",
-    ):
+    for form, inverse in _INVERSES.items():
 
         def edit(at: Case, surgery: Surgery, form: str = form) -> None:
             owner = at.model.get_submodule(path)
@@ -92,8 +98,9 @@ def _fused(path: str) -> Iterable[Candidate]:
                 surgery.parameter(owner, "gate_up_proj_bias", bias[:, columns].clone())
 
         yield Candidate(
-            f"gate and up of {path}.gate_up_proj are {form}", edit, "use the source's layout", {"kind": "fused"}
-        )
+            f"gate and up of {path}.gate_up_proj are {form}", edit, "use the source's layout",
+            ReorderWeight(of=(f"{path}.gate_up_proj",), axis=0, order=inverse) if linear else None,
+        )  # fmt: skip
 
 
 class Activation(Hypothesis):
@@ -109,6 +116,7 @@ class Activation(Hypothesis):
             if not name:
                 continue
             own = getattr(module, name)(probe)
+            draft = activation(path, getattr(module, name), _ACTIVATIONS)
             for words, function in _ACTIVATIONS.items():
                 if torch.allclose(own, function(probe), atol=1e-6):
                     continue
@@ -126,7 +134,7 @@ class Activation(Hypothesis):
                 yield Candidate(
                     f"the activation of {path} is {words}", edit,
                     f"use {case.config.hidden_act if hasattr(case.config, 'hidden_act') else 'the configured one'}",
-                    {"kind": "activation"},
+                    draft,
                 )  # fmt: skip
 
 
@@ -176,4 +184,4 @@ def _set(path: str, name: str, value: float, says: str) -> Candidate:
     def edit(at: Case, surgery: Surgery) -> None:
         surgery.attribute(at.model.get_submodule(path), name, value)
 
-    return Candidate(says, edit, "use the configured value", {"kind": "attribute", "name": name})
+    return Candidate(says, edit, "use the configured value")

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
+from equiport.localize.drafts import NormFormula, SetEps, ShiftWeight
 from equiport.localize.hypothesis import Candidate, Hypothesis
+from equiport.localize.source_forms import norm_formula
 from equiport.localize.surgery import Surgery
 
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
@@ -43,7 +45,7 @@ def _attribute(path: str, name: str, value: float, says: str, own: float) -> Can
     def edit(at: Case, surgery: Surgery) -> None:
         surgery.attribute(at.model.get_submodule(path), name, value)
 
-    return Candidate(says, edit, f"use {own:g}", {"kind": "attribute", "eps": own})
+    return Candidate(says, edit, f"use {own:g}", SetEps(of=(path,), value=own))
 
 
 class Offset(Hypothesis):
@@ -66,7 +68,7 @@ class Offset(Hypothesis):
                     f"the weight of {path} is taken as {'w + 1' if by > 0 else 'w - 1'} of the source's",
                     edit,
                     "1 + w where the source has it, once",
-                    {"kind": "norm offset", "by": -by},
+                    ShiftWeight(of=(path,), by=-by),
                 )
 
 
@@ -79,6 +81,7 @@ class Kind(Hypothesis):
         """One candidate a form and norm."""
         for path, module in case.sites(Part.NORM):
             weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+            draft = formula_of(path, module)
             for words, form in _forms().items():
 
                 def edit(at: Case, surgery: Surgery, path: str = path, form: _Form = form) -> None:
@@ -88,7 +91,7 @@ class Kind(Hypothesis):
                     surgery.output(norm, lambda x, out: form(x, norm, eps).to(out.dtype))
 
                 if isinstance(weight, Tensor) and not (words.startswith("LayerNorm") and bias is not None):
-                    yield Candidate(f"{path} is {words}", edit, f"use the source's {type(module).__name__}")
+                    yield Candidate(f"{path} is {words}", edit, f"use the source's {type(module).__name__}", draft)
             if isinstance(weight, Tensor):
 
                 def deaf(at: Case, surgery: Surgery, path: str = path) -> None:
@@ -96,9 +99,9 @@ class Kind(Hypothesis):
                     offset = "gemma" in type(norm).__name__.lower()
                     surgery.parameter(norm, "weight", torch.full_like(norm.weight, 0.0 if offset else 1.0))
 
-                yield Candidate(f"the weight of {path} is ignored", deaf, "apply the weight")
+                yield Candidate(f"the weight of {path} is ignored", deaf, "apply the weight", draft)
             if part_is_rms(module):
-                yield _mean_taken_off(path)
+                yield _mean_taken_off(path, draft)
 
 
 _Form = Callable[[Tensor, nn.Module, float], Tensor]
@@ -140,8 +143,14 @@ def _forms() -> dict[str, _Form]:
     }
 
 
-def _mean_taken_off(path: str) -> Candidate:
+def formula_of(path: str, norm: nn.Module) -> NormFormula | None:
+    """The source norm's own formula, for a patch that puts it in; None where it has no known one."""
+    name = eps_name(norm)
+    return norm_formula(path, norm, float(getattr(norm, name)) if name else 0.0)
+
+
+def _mean_taken_off(path: str, draft: NormFormula | None) -> Candidate:
     def edit(at: Case, surgery: Surgery) -> None:
         surgery.input(at.model.get_submodule(path), lambda x: x - x.mean(-1, keepdim=True))
 
-    return Candidate(f"{path} takes the mean off", edit, "use an RMSNorm")
+    return Candidate(f"{path} takes the mean off", edit, "use an RMSNorm", draft)

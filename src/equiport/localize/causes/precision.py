@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equiport.compare.baseline import split_reduction
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
-from equiport.localize.causes.norm import eps_name
+from equiport.localize.causes.norm import eps_name, formula_of
 from equiport.localize.hypothesis import Candidate
 from equiport.localize.surgery import CoreCall, Surgery, has_core
 
@@ -21,10 +21,13 @@ def candidates(case: Case) -> Iterable[Candidate]:
     """Defects that leave fp32 as it is: to be put into the bf16 source model."""
     for path, module in case.sites(Part.NORM):
         if isinstance(getattr(module, "weight", None), Tensor):
-            yield Candidate(f"the variance of {path} is taken in bf16", _low_norm(path), "compute the norm in fp32")
+            draft = formula_of(path, module)
+            yield Candidate(
+                f"the variance of {path} is taken in bf16", _low_norm(path), "compute the norm in fp32", draft
+            )
             yield Candidate(
                 f"the weight of {path} is multiplied in fp32, before the cast", _late_cast(path),
-                "cast before the weight, as the source does",
+                "cast before the weight, as the source does", draft,
             )  # fmt: skip
     for path, module in case.sites(Part.ATTENTION):
         if has_core(module):

@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from equiport.localize.anatomy import Part, rotary_modules
 from equiport.localize.case import Case
+from equiport.localize.drafts import RotaryBase, RotationStyle, ShiftPositions
 from equiport.localize.hypothesis import Candidate, Hypothesis
+from equiport.localize.source_forms import rotation_style
 from equiport.localize.surgery import RotaryCall, Surgery, has_core, has_rotation
 
 Plain = Callable[[RotaryCall], tuple[Tensor, Tensor]]
@@ -33,10 +35,11 @@ class Frequencies(Hypothesis):
         """The unscaled frequencies, the usual bases, factors of the config, the fitted base."""
         if not any(True for _ in case.sites(Part.ATTENTION, Part.ROTARY)):
             return
+        draft = _base_draft(case)
         for words, edited in self._forms(case, reference):
             yield Candidate(
                 f"the rotary frequencies are {words}", _frequencies(edited), "compute them as the source does",
-                {"kind": "frequencies"},
+                draft,
             )  # fmt: skip
 
     def _forms(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[tuple[str, _Edited]]:
@@ -57,6 +60,19 @@ class Frequencies(Hypothesis):
 
 
 _Edited = Callable[[Tensor], Tensor]
+
+
+def _base_draft(case: Case) -> RotaryBase | None:
+    """The source's own frequencies, where they are those of its base, divided by one number."""
+    rotaries = rotary_modules(case.model)
+    own = [getattr(rotary, name) for rotary in rotaries for name in frequency_names(rotary)]
+    head = case.number("head_dim") or (case.number("hidden_size") or 0) / (case.number("num_attention_heads") or 1)
+    if not own or not head or any(getattr(one, "attention_scaling", 1.0) != 1.0 for one in rotaries):
+        return None
+    base, divisor = _base(case), 1.0 / float(own[0][0])
+    if not all(torch.allclose(one, _default(len(one), base) / divisor, rtol=1e-5) for one in own):
+        return None
+    return RotaryBase(of=case.sources, base=base, divisor=divisor, share=2 * len(own[0]) / head)
 
 
 def _times(frequencies: Tensor, factor: float) -> Tensor:
@@ -159,7 +175,7 @@ class Pairing(Hypothesis):
         for path, module in case.sites(Part.ATTENTION):
             if has_rotation(module):
                 for words, form in _PAIRINGS.items():
-                    yield _rotated(path, f"the rotation of {path} {words}", form, "rotate as the source does")
+                    yield _rotated(path, f"the rotation of {path} {words}", form, "rotate as the source does", module)
 
 
 class Partial(Hypothesis):
@@ -190,6 +206,7 @@ class Layers(Hypothesis):
                     f"{path} does not rotate",
                     lambda call, _: (call.query, call.key),
                     "rotate q and k in this layer",
+                    module,
                 )
             if has_core(module):
                 yield _added(path)
@@ -214,11 +231,20 @@ class Positions(Hypothesis):
 _Rotation = Callable[[RotaryCall, Plain], tuple[Tensor, Tensor]]
 
 
-def _rotated(path: str, says: str, form: _Rotation, repair: str) -> Candidate:
+def _style(path: str, attention: nn.Module) -> RotationStyle | None:
+    def turned(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, halves: bool) -> tuple[Tensor, Tensor]:
+        return _turn(RotaryCall(q, k, cos, sin), halves)
+
+    return rotation_style(
+        path, attention, {"halves": partial(turned, halves=True), "pairs": partial(turned, halves=False)}
+    )
+
+
+def _rotated(path: str, says: str, form: _Rotation, repair: str, attention: nn.Module) -> Candidate:
     def edit(at: Case, surgery: Surgery) -> None:
         surgery.rotation(at.model.get_submodule(path), form)
 
-    return Candidate(says, edit, repair, {"kind": "rotation", "of": path})
+    return Candidate(says, edit, repair, _style(path, attention))
 
 
 def _half(x: Tensor) -> Tensor:
@@ -284,10 +310,7 @@ def _whole_head(path: str, share: float) -> Candidate:
 
         surgery.core(attention, lambda call: replace(call, query=turned(call.query), key=turned(call.key)))
 
-    return Candidate(
-        f"{path} rotates {share:g} of each head", edit, "rotate the share that partial_rotary_factor says",
-        {"kind": "rotation", "of": path},
-    )  # fmt: skip
+    return Candidate(f"{path} rotates {share:g} of each head", edit, "rotate the share that partial_rotary_factor says")
 
 
 def _added(path: str) -> Candidate:
@@ -319,8 +342,9 @@ def _added(path: str) -> Candidate:
         surgery.core(attention, core)
 
     return Candidate(
-        f"{path} rotates, where the source has no positions", edit, "leave q and k unrotated in this layer"
-    )
+        f"{path} rotates, where the source has no positions", edit, "leave q and k unrotated in this layer",
+        RotationStyle(of=(path,), style="none"),
+    )  # fmt: skip
 
 
 def _tables_at(call: RotaryCall, positions: Tensor) -> RotaryCall:
@@ -353,7 +377,7 @@ def _moved(path: str, phase: str, by: int) -> Candidate:
 
     return Candidate(
         f"positions in {phase} are off by {by:+d} in {path}", edit, f"take {by:+d} off the position ids in {phase}",
-        {"kind": "position", "phase": phase, "by": -by},
+        ShiftPositions(of=(path,), phase=phase, by=-by),  # type: ignore[arg-type]
     )  # fmt: skip
 
 

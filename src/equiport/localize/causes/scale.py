@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equiport.localize.anatomy import Part, part_of
 from equiport.localize.case import Case, observed, predicted
+from equiport.localize.drafts import Figure, ScaleBias, ScaleOutput
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
@@ -33,6 +34,8 @@ class NamedFactor:
 
     value: float
     words: str
+    field: str = ""
+    power: float = 1.0
 
 
 def named_factors(case: Case) -> list[NamedFactor]:
@@ -43,8 +46,16 @@ def named_factors(case: Case) -> list[NamedFactor]:
         if value is None or value <= 0 or value == 1:
             continue
         for power, words in ((1, name), (-1, f"1/{name}"), (0.5, f"sqrt({name})"), (-0.5, f"1/sqrt({name})")):
-            found.append(NamedFactor(value**power, words))
+            found.append(NamedFactor(value**power, words, name, power))
     return found
+
+
+def figure(case: Case, value: float) -> Figure:
+    """The number, as a power of a config field where it is one: a number of a small fixture does not hold elsewhere."""
+    for named in named_factors(case):
+        if abs(named.value / value - 1) < 1e-5:
+            return Figure(value=value, field=named.field, power=named.power)
+    return Figure(value=value)
 
 
 def in_words(case: Case, factor: float) -> str:
@@ -74,6 +85,8 @@ class OutputScale(Hypothesis):
                 factor = named.value
                 break
 
+        norms = all(part_of(module) is Part.NORM for module in case.modules)
+
         def edit(at: Case, surgery: Surgery) -> None:
             for module in at.modules:
                 surgery.output(module, lambda _, out: out * factor)
@@ -82,7 +95,9 @@ class OutputScale(Hypothesis):
             f"the output is {in_words(case, factor)} of the source's",
             edit,
             f"multiply the output by {1 / factor:.8g}",
-            {"kind": "scale", "factor": 1 / factor},
+            None
+            if case.sources == ("",)
+            else ScaleOutput(of=case.sources, factor=figure(case, 1 / factor), wide=norms),
         )
 
 
@@ -113,9 +128,8 @@ def _bias(group: list[tuple[str, torch.nn.Module]], times: float, word: str) -> 
             module: Any = at.model.get_submodule(path)
             surgery.parameter(module, "bias", module.bias * times)
 
-    return Candidate(
-        f"the bias of {', '.join(names)} is {word}", edit, "load and add the bias once", {"kind": "bias", "of": names}
-    )
+    draft = ScaleBias(of=tuple(names), factor=1 / times) if times else None
+    return Candidate(f"the bias of {', '.join(names)} is {word}", edit, "load and add the bias once", draft)
 
 
 def is_linear(case: Case) -> bool:
