@@ -87,14 +87,19 @@ def stored(context: StageContext, stage: int, verdict: Verdict) -> Path:
     return result.save(context.experiment.result_path(stage))
 
 
-def test_views_of_a_correct_port_name_nothing(four_layers: Path, tmp_path: Path) -> None:
+def test_a_correct_port_has_no_bad_place_and_stage_3_says_so(four_layers: Path, tmp_path: Path) -> None:
     context = context_of(four_layers, tmp_path / "p", CORRECT[0].edit)
-    for long in (False, True):
-        found = traced_runs(context, Thresholds(), long=long)
-        assert found.note == "" and {run.fixture.split("-")[0] for run in found.runs} == {"perturbed", "real"}
-        assert [run.first_bad for run in found.runs] == [[], []]
+    assert context.experiment is not None
+    file = stored(context, 2, Verdict.PASS)
+    stored(context, 5, Verdict.FAIL)
+    options = StageOptions(exp_dir=context.experiment.root, quiet=True)
+    result = stage3.run(options, file, 1.2, context.subject, context.adapter)
+    assert result.verdict is Verdict.FAIL and [item.code for item in result.reasons] == ["NO_SUSPECT"]
+    found = LocalisationMetrics.model_validate(result.metrics).traced
+    assert found.note == "" and {run.fixture.split("-")[0] for run in found.runs} == {"perturbed", "real"}
+    assert [run.first_bad for run in found.runs] == [[], []]
     longest = max(position for curve in found.runs[0].curves for position in curve.positions)
-    assert longest == 150 + 12 - 1
+    assert longest == 220 + 6 - 1
     for run in found.runs:
         assert {row.view for row in run.rows} == {"shadow", "free"}
         assert {row.layer for row in run.rows} == {None, 0, 1, 2, 3}
@@ -137,17 +142,7 @@ def test_stage_3_localises_what_only_stage_5_sees(four_layers: Path, tmp_path: P
     free = next(curve for curve in run.curves if curve.view == "free")
     near = [r32 for position, r32 in zip(free.positions, free.r32, strict=True) if position <= 90]
     far = [r32 for position, r32 in zip(free.positions, free.r32, strict=True) if position > 90]
-    assert max(near) < 1e-3 < 1 < min(far)
-
-
-def test_stage_3_says_when_the_traced_run_sees_nothing(four_layers: Path, tmp_path: Path) -> None:
-    context = context_of(four_layers, tmp_path / "p", CORRECT[0].edit)
-    assert context.experiment is not None
-    file = stored(context, 2, Verdict.PASS)
-    stored(context, 5, Verdict.FAIL)
-    options = StageOptions(exp_dir=context.experiment.root, quiet=True)
-    result = stage3.run(options, file, 1.2, context.subject, context.adapter)
-    assert result.verdict is Verdict.FAIL and [item.code for item in result.reasons] == ["NO_SUSPECT"]
+    assert max(near) < 1e-3 < 0.1 < min(far)
 
 
 def row(layer: int, r_ratio: float, r32: float = 1e-5) -> TracedRow:

@@ -97,7 +97,9 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
 
     components = metrics(2, ComponentMetrics)
     structure = metrics(0, StructureMetrics)
+    localisation = metrics(3, LocalisationMetrics)
     plots = [*(components.plots if components else []), *_plots(metrics(5, TeacherForcedMetrics))]
+    plots += [plot for run in localisation.traced.runs for plot in run.plots] if localisation else []
     hashes: dict[str, str] = {}
     for result in results.values():
         hashes.update(result.inputs)
@@ -112,7 +114,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
         "smoke": metrics(1, SmokeMetrics),
         "components": components,
         "patching": metrics(4, PatchMetrics),
-        "localisation": metrics(3, LocalisationMetrics),
+        "localisation": localisation,
         "end_to_end": metrics(5, TeacherForcedMetrics),
         "distribution": metrics(6, TeacherForcedMetrics),
         "downstream": metrics(7, DownstreamMetrics),
