@@ -124,7 +124,7 @@ def write_trace(
                 result = trace_components(adapter, subject.modeling_file, subject.classes, mapping, fixture, batches)
             found += result.samples
             loads.append(result.load)
-            notes.update(dict.fromkeys(fixture.notes))
+            notes.update(dict.fromkeys((*fixture.notes, *result.notes)))
             stored += [_stored(fixture, seed, batch) for seed, batch in batches.items()]
             save_samples(folder, [sample for sample in result.samples if not sample.problem])
             excited += [(kind.value, item) for item in _excited(fixture, next(iter(batches.values())))]

@@ -18,9 +18,9 @@ from equiport.reference.model import Fixture, load_reference
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stacks.port_classes import PortClasses
 from equiport.structure.mapping import HEAD_PATH, ComponentMapping, MappingEntry
+from equiport.trace.direct import DirectCalls, DirectPair
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
-from equiport.trace.rotary import rotary_sample, rotary_tables
 from equiport.trace.sample import NEVER_CALLED, ONLY_PORT_CALLS, ComponentSample
 from equiport.trace.target import ShadowOutput, ShadowPair, shadow_target
 
@@ -48,13 +48,14 @@ class TraceResult:
     """Samples of one fixture, and how the port's weights loaded.
 
     `free`: samples of a free run, in which each side runs on its own activations; empty unless asked for. `order`:
-    target paths in the order in which the source computes their outputs.
+    target paths in the order in which the source computes their outputs. `notes`: what could not be compared.
     """
 
     samples: tuple[ComponentSample, ...]
     load: LoadReport
     free: tuple[ComponentSample, ...] = ()
     order: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
@@ -125,15 +126,15 @@ def trace_components(
     model = load_reference(fixture.folder, torch.float32)
     known = {name for name, _ in model.named_modules()}
     instances = _present(instances_of(mapping), known)
-    rotary = [instance for instance in instances if instance.is_rotary]
     batch = _merged(batches)
     fp32 = capture_reference(model, batch, _sources(instances))
-    tables = {"ref_fp32": _rotary_tables(model, [i.source[0] for i in rotary], torch.float32)}
+    direct = _direct_calls(fixture, instances)
+    direct.take("ref_fp32", model, torch.float32)
     del model
     on_step("reference bf16")
     model = load_reference(fixture.folder, torch.bfloat16)
     bf16, bf16_free = _reference_bf16(model, batch, instances, fp32, free)
-    tables["ref_bf16"] = _rotary_tables(model, [i.source[0] for i in rotary], torch.bfloat16)
+    direct.take("ref_bf16", model, torch.bfloat16)
     del model
     gc.collect()
     targets: dict[torch.dtype, dict[str, ShadowOutput]] = {}
@@ -147,10 +148,10 @@ def trace_components(
         targets[dtype] = _shadow_levels(adapter, port, batch, instances, fp32)
         if free:
             freely[dtype] = _shadow_run(adapter, port, batch, instances, None)
-        tables[name] = _rotary_tables(adapter.inner_model(port), [i.target for i in rotary], dtype)
+        direct.take(name, adapter.inner_model(port), dtype)
         del port
         gc.collect()
-    samples = [rotary_sample(i.entry, i.source[0], i.target, i.index, fixture, tables) for i in rotary]
+    samples, notes = direct.samples()
     rows = _rows_of(batches)
     for instance in instances:
         if not instance.is_rotary:
@@ -161,7 +162,7 @@ def trace_components(
         if bf16_free is not None and not i.is_rotary
         for sample in _samples(i, fixture, rows, fp32, bf16_free, freely)
     ]
-    return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32))
+    return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32), tuple(notes))
 
 
 def _order(instances: Sequence[Instance], fp32: ReferenceIO) -> tuple[str, ...]:
@@ -264,9 +265,13 @@ def _shadow_run(
     return shadow_target(adapter, model, batch, pairs, fp32, logits)
 
 
-def _rotary_tables(model: nn.Module, paths: Sequence[str], dtype: torch.dtype) -> dict[str, Tensor | str]:
-    modules = dict(model.named_modules())
-    return {path: rotary_tables(modules[path], dtype) for path in dict.fromkeys(paths)}
+def _direct_calls(fixture: Fixture, instances: Sequence[Instance]) -> DirectCalls:
+    pairs = [(i, DirectPair(i.entry, i.source[0], i.target, i.index)) for i in instances]
+    return DirectCalls(
+        fixture,
+        [pair for i, pair in pairs if i.is_rotary],
+        [pair for i, pair in pairs if i.entry.component_type == "embedding" and len(i.source) == 1],
+    )
 
 
 def _samples(

@@ -19,6 +19,8 @@ from equiport.structure.mapping import MappingEntry
 
 NEVER_CALLED = "is not called by the port; if its weights are used at all, that is seen in the module around it"
 ONLY_PORT_CALLS = "is called by the port and never by the source; that is seen in the module around it"
+#: Phases that a source module gives again when it is run on the stored tokens, or called for its near tables.
+REPRODUCED = ("prefill", "decode", "tables")
 _TENSORS = ("ref_fp32", "ref_bf16", "target", "target_fp32")
 _STORED = (*_TENSORS, "places")
 
