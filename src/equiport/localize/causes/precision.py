@@ -79,10 +79,11 @@ def _weight(norm: nn.Module) -> Tensor:
 def _low_softmax(path: str):  # type: ignore[no-untyped-def]
     def edit(at: Case, surgery: Surgery) -> None:
         attention = at.model.get_submodule(path)
-        real = torch.nn.functional.softmax
 
-        def low(scores: Tensor, dim: int | None = None, **_: object) -> Tensor:
-            return real(scores, dim=dim)
+        def low(scores: Tensor, dim: int = -1, **_: object) -> Tensor:
+            # torch's own softmax of bf16 scores works in fp32 inside
+            weights = (scores - scores.amax(dim=dim, keepdim=True)).exp()
+            return weights / weights.sum(dim=dim, keepdim=True)
 
         def core(call: CoreCall) -> CoreCall:
             surgery.attribute(torch.nn.functional, "softmax", low)

@@ -188,8 +188,14 @@ class Partial(Hypothesis):
         for path, module in case.sites(Part.ATTENTION):
             if not has_core(module):
                 continue
+            own = _own_share(case, module)
             for share in (1.0, 0.75, 0.5, 0.25):
-                yield _whole_head(path, share)
+                # the source's own share in another pairing or of another base is no partial rotary
+                if abs(share - own) > 1e-6:
+                    for halves in (True, False):
+                        yield _whole_head(path, share, halves)
+            if own < 1 and has_rotation(module):
+                yield _last_channels(path, own)
 
 
 class Layers(Hypothesis):
@@ -292,8 +298,29 @@ _PAIRINGS: dict[str, _Rotation] = {
 }
 
 
-def _whole_head(path: str, share: float) -> Candidate:
-    """Undo the source's own rotation and turn another share of the head, in the pairing of halves."""
+def _own_share(case: Case, attention: nn.Module) -> float:
+    """The share of each head that the source rotates; 1 where it cannot be told."""
+    head = float(getattr(attention, "head_dim", 0) or getattr(attention, "head_size", 0) or 0)
+    counts = [len(getattr(rotary, name)) for rotary in rotary_modules(case.model) for name in frequency_names(rotary)]
+    return 2 * max(counts) / head if head and counts else 1.0
+
+
+def _last_channels(path: str, share: float) -> Candidate:
+    """The rotation where it gets whole heads, handed the last channels first."""
+
+    def edit(at: Case, surgery: Surgery) -> None:
+        def form(call: RotaryCall, plain: Plain) -> tuple[Tensor, Tensor]:
+            width = round(call.query.shape[-1] * share)
+            turned = plain(replace(call, query=call.query.roll(width, -1), key=call.key.roll(width, -1)))
+            return turned[0].roll(-width, -1), turned[1].roll(-width, -1)
+
+        surgery.rotation(at.model.get_submodule(path), form)
+
+    return Candidate(f"{path} rotates the last channels of each head", edit, "rotate the first channels")
+
+
+def _whole_head(path: str, share: float, halves: bool) -> Candidate:
+    """Undo the source's own rotation and turn another share of the head."""
 
     def edit(at: Case, surgery: Surgery) -> None:
         attention = at.model.get_submodule(path)
@@ -304,13 +331,20 @@ def _whole_head(path: str, share: float) -> Candidate:
         def turned(x: Tensor) -> Tensor:
             width = int(x.shape[-1] * share) // 2 * 2
             angles = torch.arange(x.shape[-2])[:, None] * _default(width // 2, base)[None]
-            cos, sin = (torch.cat((t, t), dim=-1).to(x.dtype) for t in (angles.cos(), angles.sin()))
+            cos, sin = (
+                (torch.cat((t, t), dim=-1) if halves else t.repeat_interleave(2, dim=-1)).to(x.dtype)
+                for t in (angles.cos(), angles.sin())
+            )
             part, rest = x[..., :width], x[..., width:]
-            return torch.cat((part * cos + _half(part) * sin, rest), dim=-1)
+            return torch.cat((part * cos + (_half(part) if halves else _pairs(part)) * sin, rest), dim=-1)
 
         surgery.core(attention, lambda call: replace(call, query=turned(call.query), key=turned(call.key)))
 
-    return Candidate(f"{path} rotates {share:g} of each head", edit, "rotate the share that partial_rotary_factor says")
+    return Candidate(
+        f"{path} rotates {share:g} of each head{'' if halves else ', in pairs'}",
+        edit,
+        "rotate the share that partial_rotary_factor says",
+    )
 
 
 def _added(path: str) -> Candidate:

@@ -53,7 +53,7 @@ class KeyNormDropped(BugOperator):
     """Keys are not normed."""
 
     name, family = "k-norm dropped", "gemma3"
-    component, causes = ("k_norm",), ("qk-norm", "norm kind")
+    component, causes = ("k_norm", "self_attn"), ("qk-norm", "norm kind")
 
     def inject(self, model: nn.Module) -> None:
         """All layers."""

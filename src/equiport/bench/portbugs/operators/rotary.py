@@ -292,7 +292,7 @@ class OneThetaForAll(BugOperator):
     """Local layers use the global base."""
 
     name, family = "one base for local and global layers", "gemma3"
-    component, causes = ("rotary_emb",), ("rope scaling or base",)
+    component, causes = ("rotary_emb", "self_attn"), ("rope scaling or base",)
 
     def inject(self, model: nn.Module) -> None:
         """The local frequencies."""

@@ -1,0 +1,127 @@
+"""Rotary tables of any other frequencies, and tables whose angles were rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from equiport.localize.anatomy import Part, rotary_modules
+from equiport.localize.case import Case
+from equiport.localize.causes.rotation import frequency_names
+from equiport.localize.hypothesis import Candidate, Hypothesis
+from equiport.localize.surgery import Surgery
+
+_FIT_POSITIONS = 8
+
+
+class FittedFrequencies(Hypothesis):
+    """The tables are rotary tables, of frequencies that follow from no usual rule."""
+
+    kind = "rope scaling or base"
+    cost = 2
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """The frequencies and the amplitude read from the first positions; proven on all of them."""
+        item = case.observations[0]
+        rotary = next(iter(rotary_modules(case.model)), None)
+        if item.places is not None or item.target.dim() != 2 or rotary is None or len(frequency_names(rotary)) != 1:
+            return
+        cos, sin = item.target.double().chunk(2, dim=-1)
+        amplitude = float((cos**2 + sin**2).sqrt().mean())
+        held: Tensor = getattr(rotary, frequency_names(rotary)[0])
+        if len(cos) <= _FIT_POSITIONS or cos.shape[-1] < len(held) or not amplitude:
+            return
+        turns = cos[1], sin[1]
+        if cos.shape[-1] == 2 * len(held) and bool((cos[:, ::2] == cos[:, 1::2]).all()):
+            turns = cos[1, ::2], sin[1, ::2]
+        frequencies = torch.atan2(turns[1], turns[0])[: len(held)]
+        # farther positions give more digits, once the turns are counted
+        for place in (4, _FIT_POSITIONS):
+            row = (cos[place], sin[place]) if len(turns[0]) > len(held) // 2 else (cos[place, ::2], sin[place, ::2])
+            angle = torch.atan2(row[1], row[0])[: len(held)]
+            whole = torch.round((frequencies * place - angle) / (2 * torch.pi))
+            frequencies = (angle + whole * 2 * torch.pi) / place
+        ratio = frequencies / held.double()
+
+        def edit(at: Case, surgery: Surgery) -> None:
+            for one in rotary_modules(at.model):
+                for name in frequency_names(one):
+                    surgery.parameter(one, name, frequencies.to(held.dtype))
+                if hasattr(one, "attention_scaling"):
+                    surgery.attribute(one, "attention_scaling", amplitude)
+
+        words = ", ".join(f"{float(value):.4g}" for value in ratio[:6]) + (" ..." if len(ratio) > 6 else "")
+        yield Candidate(
+            f"the rotary frequencies are {words} times the source's, with {amplitude:.6g} on cos and sin", edit,
+            "compute them as the source does",
+        )  # fmt: skip
+
+
+class OtherKind(Hypothesis):
+    """Layers of one kind use the frequencies of another kind, or another of the config's bases."""
+
+    kind = "rope scaling or base"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """On models that have frequencies for each kind of layer."""
+        rotary = next(iter(rotary_modules(case.model)), None)
+        names = frequency_names(rotary) if rotary is not None else []
+        if rotary is None or len(names) < 2:
+            return
+        for name in names:
+            held: Tensor = getattr(rotary, name)
+            forms = {f"those of {other}": getattr(rotary, other) for other in names if other != name}
+            for theta in _bases(case):
+                forms[f"those of base {theta:g}, unscaled"] = theta ** -(torch.arange(len(held)) / len(held))
+            for words, value in forms.items():
+                if value.shape != held.shape or torch.allclose(value, held):
+                    continue
+
+                def edit(at: Case, surgery: Surgery, name: str = name, value: Tensor = value) -> None:
+                    for one in rotary_modules(at.model):
+                        surgery.parameter(one, name, value.to(getattr(one, name).dtype))
+
+                yield Candidate(f"{name} of the rotary tables are {words}", edit, "give each kind of layer its own")
+
+
+def _bases(case: Case) -> list[float]:
+    """Every base in the config."""
+    found = [case.number("rope_theta"), case.number("rope_local_base_freq")]
+    for name in ("rope_parameters", "rope_scaling"):
+        fields = getattr(case.config, name, None)
+        if isinstance(fields, dict):
+            found += [part.get("rope_theta") for part in (fields, *fields.values()) if isinstance(part, dict)]
+    return list(dict.fromkeys(float(value) for value in found if isinstance(value, (int, float))))
+
+
+class LowAngles(Hypothesis):
+    """Positions are multiplied by frequencies in bf16, in every run."""
+
+    kind = "precision order"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """Angles or frequencies alone rounded."""
+        if not any(True for _ in case.sites(Part.ROTARY)):
+            return
+        for words, whole in (("angles", True), ("frequencies", False)):
+
+            def edit(at: Case, surgery: Surgery, whole: bool = whole) -> None:
+                for one in rotary_modules(at.model):
+                    for name in frequency_names(one):
+                        low = getattr(one, name).to(torch.bfloat16)
+                        surgery.forward(one, _tables(one, low if whole else low.float()))
+
+            yield Candidate(f"rotary {words} are rounded to bf16", edit, "compute angles in fp32")
+
+
+def _tables(rotary: nn.Module, frequencies: Tensor):  # type: ignore[no-untyped-def]
+    scale = float(getattr(rotary, "attention_scaling", 1.0))
+
+    def forward(x: Tensor, position_ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        angles = position_ids[..., None].to(frequencies.dtype) * frequencies
+        wide = torch.cat((angles, angles), dim=-1).float()
+        return (wide.cos() * scale).to(x.dtype), (wide.sin() * scale).to(x.dtype)
+
+    return forward
