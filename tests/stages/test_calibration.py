@@ -157,3 +157,20 @@ def test_nothing_and_nan_calibrate_nothing() -> None:
     assert [change.looser for change in changes] == [True, False]
     assert limits.calibrated is False and limits.tau_r == Thresholds().tau_r
     assert quantile([3.0, 1.0, 2.0], 0.99) == 3.0 and quantile(list(range(1, 201)), 0.95) == 190
+
+
+def test_an_experiment_stands_for_its_results(done: World, outputs: list[str], cli: Cli, tmp_path: Path) -> None:
+    named, whole = tmp_path / "named.json", tmp_path / "whole.json"
+    assert cli("calibration", *outputs, "--output", named).code == 0
+    assert cli("calibration", "--exp-dir", done.exp, "--output", whole).code == 0
+    assert whole.read_text() == named.read_text()
+
+
+@pytest.mark.parametrize("flag", [["--force"], ["--seed", "7"]])
+def test_flags_without_sense_are_refused_by_name(flag: list[str], outputs: list[str], cli: Cli, tmp_path: Path) -> None:
+    refused = cli("calibration", *outputs, *flag, "--output", tmp_path / "limits.json")
+    assert refused.is_clear_error(2, flag[0]) and not (tmp_path / "limits.json").exists()
+
+
+def test_calibration_of_nothing_is_refused(cli: Cli, tmp_path: Path) -> None:
+    assert cli("calibration", "--output", tmp_path / "limits.json").is_clear_error(2, "--stage2-outputs")

@@ -119,3 +119,15 @@ def test_another_stage_or_no_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stage2.json").write_text("{")
     with pytest.raises(EquiportError, match="is no JSON"):
         run(StageOptions(quiet=True), tmp_path / "stage2.json", 1.2)
+
+
+def test_a_tightened_limit_of_a_type_has_its_suspect_too(tmp_path: Path) -> None:
+    instances = [instance("norm", "norm", None, 1.08, 1e-5)]
+    file = stage2_file(tmp_path, instances, ["norm"])
+    limits = tmp_path / "limits.json"
+    Thresholds(tau_r_by_type={"norm": 1.06}).save(limits)
+    shipped = run(StageOptions(output=tmp_path / "a" / "stage3.json", quiet=True), file, 1.2)
+    tightened = run(StageOptions(output=tmp_path / "b" / "stage3.json", thresholds=limits, quiet=True), file, 1.2)
+    assert LocalisationMetrics.model_validate(shipped.metrics).without_suspect == ["norm"]
+    assert LocalisationMetrics.model_validate(tightened.metrics).without_suspect == []
+    assert LocalisationMetrics.model_validate(tightened.metrics).suspects[0].root_cause.startswith("precision order")

@@ -45,9 +45,36 @@ def test_a_patched_port_passes_and_the_headline_names_the_patch(fresh: World, cl
     assert again.code != 0, again.out
 
 
-def test_stage_4_without_patches_or_with_draft_is_refused(done: World, cli: Cli) -> None:
-    assert cli("stage4", "--exp-dir", done.exp).is_clear_error(2, "holds no patch", "--patches-dir")
-    assert cli("stage4", "--exp-dir", done.exp, "--draft").is_clear_error(2, "--draft", "not built")
+@pytest.mark.slow
+def test_a_drafted_patch_mends_the_port_and_the_experiment_passes_with_it(fresh: World, cli: Cli) -> None:
+    off = next(edit for edit in BROKEN if edit.name == "decode position off by one")
+    fresh.port.write_text(off.edit(fresh.port.read_text()))
+    source = fresh.port.read_bytes()
+    failed = cli("validate", *fresh.validate_flags)
+    assert failed.code == 1 and "FAIL at stage 2" in failed.out, failed.out + failed.err
+    assert not list((fresh.exp / "patches").glob("*.py")), "nothing is patched unasked"
+    drafted = cli("stage4", "--exp-dir", fresh.exp, "--draft")
+    assert drafted.code == 0, drafted.out + drafted.err
+    (patch,) = (fresh.exp / "patches").glob("*.py")
+    metrics = fresh.result(4)["metrics"]
+    assert metrics["drafted"] == metrics["patches"] == [patch.name] and not metrics["undrafted"]
+    assert all(row["r32_before"] > 1 > 1e-3 > row["r32_after"] for row in metrics["rows"])
+    assert cli("audit", fresh.exp / "patches", "--out", fresh.root / "audit").code == 0
+    mended = cli("validate", fresh.exp)
+    assert mended.code == 0, mended.out + mended.err
+    assert "PASS, stages 0-6" in mended.out and f"with patches {patch.name}" in mended.out
+    assert fresh.port.read_bytes() == source
+    kept = patch.read_text() + "# by hand\n"
+    patch.write_text(kept)
+    assert "stays" in cli("stage4", "--exp-dir", fresh.exp, "--draft").out and patch.read_text() == kept
+
+
+def test_stage_4_without_patches_is_refused(done: World, cli: Cli) -> None:
+    assert cli("stage4", "--exp-dir", done.exp).is_clear_error(2, "holds no patch", "--patches-dir", "--draft")
+
+
+def test_a_draft_needs_stage_3(done: World, cli: Cli) -> None:
+    assert cli("stage4", "--exp-dir", done.exp, "--draft").is_clear_error(3, "stage 3")
 
 
 def test_every_stage_refuses_a_patches_folder_that_is_not_there(done: World, cli: Cli, tmp_path: Path) -> None:

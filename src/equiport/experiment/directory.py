@@ -28,10 +28,11 @@ class Freshness:
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment directory with its validated config."""
+    """An experiment directory with its validated config. `mapping_name`: another mapping, of a patched port."""
 
     root: Path
     config: EquivConfig
+    mapping_name: str = "component_mapping.json"
 
     @classmethod
     def open(cls, root: Path) -> Experiment:
@@ -60,7 +61,7 @@ class Experiment:
     @property
     def mapping_file(self) -> Path:
         """The component mapping."""
-        return self.root / "component_mapping.json"
+        return self.root / self.mapping_name
 
     @property
     def divergence_file(self) -> Path:

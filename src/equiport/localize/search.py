@@ -57,11 +57,12 @@ def explain(cases: Sequence[Case], thresholds: Thresholds) -> Explanation:
     return Explanation(before, tuple(ranked[:_KEPT]), False, len(found))
 
 
-def explain_precision(cases: Sequence[Case], plain: Sequence[Case], thresholds: Thresholds) -> Explanation:
+def explain_precision(cases: Sequence[Case], plain: Sequence[Case], limit: float) -> Explanation:
     """Rank the precision defects: fp32 agrees, bf16 does not.
 
-    `cases` hold the bf16 source and the bf16 target; `plain` the same places with ref_fp32 as their target. Proven:
-    with the defect in the baseline the mean R falls below its gate, and the target is nearer to it than half the way.
+    `cases` hold the bf16 source and the bf16 target; `plain` the same places with ref_fp32 as their target; `limit` is
+    the gate of the component's type. Proven: with the defect in the baseline the mean R falls below it, and the target
+    is nearer to that baseline than half the way.
     """
     with torch.no_grad():
         own = [case.outputs() for case in cases]
@@ -78,7 +79,7 @@ def explain_precision(cases: Sequence[Case], plain: Sequence[Case], thresholds: 
             found.append(Explained(precision.KIND, candidate.says, candidate.repair, near, ratio, candidate))
     found.sort(key=lambda item: item.r32)
     best = found[0] if found else None
-    proven = best is not None and best.r32 < _NEARER * before and best.worst < thresholds.r_geomean
+    proven = best is not None and best.r32 < _NEARER * before and best.worst < limit
     return Explanation(before, tuple(found[:_KEPT]), proven, len(found))
 
 

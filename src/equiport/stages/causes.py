@@ -10,7 +10,9 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
+from equiport.compare.gates import judge
 from equiport.compare.thresholds import Thresholds
+from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError
 from equiport.experiment import Experiment
 from equiport.localize.case import Case, Observation
@@ -18,6 +20,7 @@ from equiport.localize.causes import precision
 from equiport.localize.drafts import Draft
 from equiport.localize.search import Explanation, explain, explain_precision
 from equiport.reference.model import load_reference
+from equiport.stages.component_check import compare_sample
 from equiport.stages.component_fixtures import (
     StoredBatch,
     TraceManifest,
@@ -30,7 +33,7 @@ from equiport.stages.instances import InstanceRow
 from equiport.stages.patch_plan import PatchPlan, plan_patch
 from equiport.structure.mapping import MappingEntry, fill
 from equiport.trace.reference import capture_reference
-from equiport.trace.sample import ComponentSample
+from equiport.trace.sample import REPRODUCED, ComponentSample
 
 # the drawn weights first: they are small, and everything in them is excited
 _PREFERENCE = ("perturbed", "stress", "real")
@@ -122,14 +125,20 @@ def _prove(
     samples = [
         sample
         for sample in component_samples(trace_folder(experiment), entry.name)
-        if sample.layer == layer and sample.fixture_kind == fixture
+        if sample.layer == layer and sample.fixture_kind == fixture and sample.phase in REPRODUCED
     ]
     seeds = list(dict.fromkeys(sample.seed for sample in samples))[:_CASES]
     groups = [[sample for sample in samples if sample.seed == seed] for seed in seeds]
     if not groups:
         return report.model_copy(update={"note": "nothing was traced for it"}), None
+    if not exact and all(_agrees(sample, thresholds) for sample in samples):
+        note = "it agrees on the tokens and near positions that were run: what differs are other ids or far positions"
+        return report.model_copy(update={"note": note}), None
     try:
-        found = (_precision if exact else _formula)(manifest, entry, groups, thresholds, models)
+        if exact:
+            found = _precision(manifest, entry, groups, thresholds, models, rows[0].component_type)
+        else:
+            found = _formula(manifest, entry, groups, thresholds, models)
     except EquiportError as error:
         return report.model_copy(update={"note": str(error)}), None
     ranked = [Cause(kind=item.kind, says=item.says, repair=item.repair, r32=item.r32) for item in found.ranked]
@@ -163,6 +172,14 @@ def _exact(row: InstanceRow, thresholds: Thresholds) -> bool:
     )
 
 
+def _agrees(sample: ComponentSample, thresholds: Thresholds) -> bool:
+    try:
+        found = compare_sample(sample)
+    except EquiportError:
+        return False
+    return judge(found, thresholds, thresholds.r_slice).verdict is Verdict.PASS
+
+
 def _formula(
     manifest: TraceManifest,
     entry: MappingEntry,
@@ -183,6 +200,7 @@ def _precision(
     groups: Sequence[Sequence[ComponentSample]],
     thresholds: Thresholds,
     models: _Models,
+    component_type: str,
 ) -> Explanation:
     cases, exact = [], []
     for samples in groups:
@@ -192,7 +210,7 @@ def _precision(
         fp32 = [_observation(sample, sample.ref_fp32) for sample in group]
         cases.append(_case(manifest, entry, group, torch.bfloat16, bf16, models))
         exact.append(_case(manifest, entry, group, torch.float32, fp32, models))
-    found = explain_precision(cases, exact, thresholds)
+    found = explain_precision(cases, exact, thresholds.component_limit(component_type))
     assert all(item.kind == precision.KIND for item in found.ranked)
     return found
 

@@ -207,7 +207,7 @@ def _faults(instances: Sequence[InstanceRow], failing: Sequence[str], thresholds
         if not points:
             # only together, as a mean over layers and seeds: the worst draw stands for it
             worst = max(rows, key=lambda row: row.r_ratio or 0.0)
-            if (worst.r_ratio or 0.0) < thresholds.r_geomean:
+            if (worst.r_ratio or 0.0) < thresholds.component_limit(worst.component_type):
                 continue
             fault = _Fault(component, worst, Pattern.STEP)
         else:
@@ -269,7 +269,7 @@ def root_cause(row: InstanceRow, thresholds: Thresholds) -> tuple[str, str]:
         return "missing algorithm or wrong formula", f"R = {r_ratio:.3g}, far beyond rounding{decode}"
     if r_ratio >= 3:
         return "missing multiplier or wrong order", f"R = {r_ratio:.3g}: a factor, bias or operation is missing{decode}"
-    if r_ratio >= thresholds.r_geomean:
+    if r_ratio >= thresholds.component_limit(row.component_type):
         if row.r32 is not None and row.r32 <= thresholds.r32_pooled:
             return (
                 "precision order",

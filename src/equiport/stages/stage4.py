@@ -19,6 +19,7 @@ from equiport.stacks.patches import patch_files
 from equiport.stages.component_rows import ComponentRow
 from equiport.stages.draft_patches import Drafted, draft_patches
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, find_experiment, run_stage
+from equiport.stages.patched_mapping import with_patched_mapping
 from equiport.stages.stage2 import ComponentMetrics, Stage2Options, run_component_tests
 
 SPEC = StageSpec(4, "patches", needs={2: False, 3: False})
@@ -118,6 +119,15 @@ def _body(context: StageContext, stage: Stage4Options, before: ComponentMetrics,
     for line in drafted.without:
         context.progress.line(line)
     files = {path: sha256(path) for path in port_files(context.port.modeling_file)}
+    inputs = [stage.stage2_output]
+    if context.experiment is not None:
+        inputs.append(context.experiment.mapping_file)
+        experiment, moved = with_patched_mapping(
+            context.experiment, context.port, context.stack, context.weights_folder()
+        )
+        for name in moved:
+            context.progress.line(f"{name}: its weights come from another module under the patches; compared with that")
+        context = replace(context, experiment=experiment)
     after = run_component_tests(context, Stage2Options(stage.tests_dir, timeout=300.0))
     metrics = after.metrics
     assert isinstance(metrics, ComponentMetrics)
@@ -145,7 +155,7 @@ def _body(context: StageContext, stage: Stage4Options, before: ComponentMetrics,
         undrafted=list(drafted.without),
     )
     verdict = Verdict.FAIL if touched else after.verdict
-    inputs = [*after.inputs, stage.stage2_output]
+    inputs = [*after.inputs, *inputs]
     return Outcome(verdict, reasons, found, after.blind_spots, after.seeds, inputs)
 
 
