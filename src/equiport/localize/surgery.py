@@ -44,7 +44,9 @@ class CoreCall:
 RotaryEdit = Callable[[RotaryCall, Callable[[RotaryCall], tuple[Tensor, Tensor]]], tuple[Tensor, Tensor]]
 CoreEdit = Callable[[CoreCall], CoreCall]
 
-_ROTATION, _CORE = "apply_rotary_pos_emb", "eager_attention_forward"
+_CORE = "eager_attention_forward"
+# the second is that of latent attention
+_ROTATIONS = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave")
 
 
 class Surgery:
@@ -121,7 +123,6 @@ class Surgery:
     def rotation(self, attention: nn.Module, edit: RotaryEdit) -> None:
         """Edit the rotation of q and k inside one attention module."""
         source = _python_module(attention)
-        original = getattr(source, _ROTATION)
         inside = [False]
 
         def before(*_: Any) -> None:
@@ -130,19 +131,14 @@ class Surgery:
         def after(*_: Any) -> None:
             inside[0] = False
 
-        def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
-            def plain(call: RotaryCall) -> tuple[Tensor, Tensor]:
-                return original(call.query, call.key, call.cos, call.sin, *args, **kwargs)  # type: ignore[no-any-return]
-
-            call = RotaryCall(q, k, cos, sin)
-            return edit(call, plain) if inside[0] else plain(call)
-
         for handle in (
             attention.register_forward_pre_hook(before),
             attention.register_forward_hook(after, always_call=True),
         ):
             self._undo.callback(handle.remove)
-        self.attribute(source, _ROTATION, rotated)
+        for name in _ROTATIONS:
+            if hasattr(source, name):
+                self.attribute(source, name, _rotated(getattr(source, name), edit, inside))
 
     def core(self, attention: nn.Module, edit: CoreEdit) -> None:
         """Edit what one attention module hands to its softmax(QK)V."""
@@ -158,9 +154,20 @@ class Surgery:
         self.attribute(source, _CORE, attend)
 
 
+def _rotated(original: Callable[..., Any], edit: RotaryEdit, inside: list[bool]) -> Callable[..., Any]:
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        def plain(call: RotaryCall) -> tuple[Tensor, Tensor]:
+            return original(call.query, call.key, call.cos, call.sin, *args, **kwargs)  # type: ignore[no-any-return]
+
+        call = RotaryCall(q, k, cos, sin)
+        return edit(call, plain) if inside[0] else plain(call)
+
+    return rotated
+
+
 def has_rotation(attention: nn.Module) -> bool:
     """Whether the module's file rotates q and k by the usual function."""
-    return hasattr(_python_module(attention), _ROTATION)
+    return any(hasattr(_python_module(attention), name) for name in _ROTATIONS)
 
 
 def has_core(attention: nn.Module) -> bool:

@@ -168,9 +168,13 @@ class OtherRows(Hypothesis):
                         return ~late & (k <= q)[None] | late & new, late & (k <= q)[None] & ~new
 
                     yield _shown(
-                        path, f"cache lines of decode in {path} are {words}", shown, lambda x, order=order: x[order],
+                        path, f"cache lines of decode in {path} are {words}", shown, _taken(order),
                         "keep each row's own cache lines",
                     )  # fmt: skip
+
+
+def _taken(order: list[int]) -> Callable[[Tensor], Tensor]:
+    return lambda rows: rows[order]
 
 
 class Restart(Hypothesis):

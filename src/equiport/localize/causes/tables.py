@@ -96,6 +96,26 @@ def _bases(case: Case) -> list[float]:
     return list(dict.fromkeys(float(value) for value in found if isinstance(value, (int, float))))
 
 
+class LatentPairing(Hypothesis):
+    """Latent attention pairs halves where the source pairs neighbours, or the reverse."""
+
+    kind = "rotation style"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """rope_interleave turned round, where the config has it."""
+        own = getattr(case.config, "rope_interleave", None)
+        if not isinstance(own, bool) or not any(True for _ in case.sites(Part.ATTENTION)):
+            return
+
+        def edit(at: Case, surgery: Surgery) -> None:
+            surgery.attribute(at.config, "rope_interleave", not own)
+
+        yield Candidate(
+            f"the rotary channels are paired as {'halves' if own else 'neighbours'}", edit,
+            f"rope_interleave is {own}",
+        )  # fmt: skip
+
+
 class LowAngles(Hypothesis):
     """Positions are multiplied by frequencies in bf16, in every run."""
 

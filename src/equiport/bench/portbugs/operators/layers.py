@@ -34,8 +34,10 @@ class ResidualMultiplierOnOne(BugOperator):
 
     def inject(self, model: nn.Module) -> None:
         """All layers: the attention's output is divided by it again."""
+        config: Any = model.config
+        multiplier = config.residual_multiplier
         for layer in _layers(model):
-            _inside(layer, layer.self_attn, lambda out: out / model.config.residual_multiplier)
+            _inside(layer, layer.self_attn, lambda out, m=multiplier: out / m)
 
 
 def _inside(layer: Any, branch: Any, edit: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -76,9 +78,9 @@ class MeanKept(BugOperator):
         for found in modules(model, *_NORMS):
             norm = found.module
 
-            def rms(original: object, x: Tensor, norm: nn.Module = norm) -> Tensor:
+            def rms(original: object, x: Tensor, norm: Any = norm) -> Tensor:
                 wide = x.float()
-                return (F.rms_norm(wide, wide.shape[-1:], norm.weight.float(), 1e-5)).to(x.dtype)  # type: ignore[operator,union-attr]
+                return F.rms_norm(wide, wide.shape[-1:], norm.weight.float(), 1e-5).to(x.dtype)
 
             wrap_forward(norm, rms)
 

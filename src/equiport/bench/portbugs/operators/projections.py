@@ -66,7 +66,11 @@ class OutputBiasTwice(BugOperator):
         """All layers."""
         for found in modules(model, "o_proj"):
             linear = found.module
-            edit_output(linear, lambda out, linear=linear: out + linear.bias)
+
+            def twice(out: Tensor, linear: Any = linear) -> Tensor:
+                return out + linear.bias  # type: ignore[no-any-return]
+
+            edit_output(linear, twice)
 
 
 class MlpBiasDropped(BugOperator):
