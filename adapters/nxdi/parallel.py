@@ -93,6 +93,7 @@ class CpuParallelState:
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         else:
             dist.init_process_group("gloo")
+        _groups.clear()  # those of an earlier process group are dead
         self._own_group = True
 
     @contextmanager

@@ -25,7 +25,7 @@ from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
 from equiport.stages.stage3 import failed_end_to_end
 
-BUILT = (0, 1, 2, 3, 4, 5, 6, 7)
+STAGES = (0, 1, 2, 3, 4, 5, 6, 7)
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
     An existing `--out` keeps its results; they are run again where the inputs differ.
 
     Raises:
-        EquiportError: neither or both are given, a stage is asked for that is not built, or bad input.
+        EquiportError: neither or both are given, a stage is asked for that does not exist, or bad input.
         OpenQuestionError: several classes of the port fit.
     """
-    if through is not None and through not in BUILT:
+    if through is not None and through not in STAGES:
         raise EquiportError(
-            f"stage {through} is not built yet" if 0 <= through <= 7 else f"there is no stage {through}",
+            f"there is no stage {through}",
             field="--through",
-            remedy=f"Give one of {', '.join(map(str, BUILT))}.",
+            remedy=f"Give one of {', '.join(map(str, STAGES))}.",
         )
     if exp_dir is not None:
         if given.flags():
@@ -75,6 +75,7 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
                 remedy="Leave the flags out (equiv_config.json holds them), or give --port, --model and --out instead.",
             )
         experiment = Experiment.open(exp_dir)
+        _check_downstream(through, experiment.root, experiment.config.source_model_path)
         return experiment if through is None else _saved(experiment, experiment.config, through)
     missing = [
         flag for flag, value in (("--port", given.port), ("--model", given.model), ("--out", given.out)) if not value
@@ -95,6 +96,7 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
         causal_class=given.causal_class,
         config_class=given.config_class,
     )
+    _check_downstream(through, given.out, given.model)
     if given.thresholds:
         load_thresholds(given.thresholds)
     subject = Subject(given.model.absolute(), classes, stack, given.tp_size or 1)
@@ -110,6 +112,21 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
     last = _default_through(given.out, subject)
     write_config(given.out, subject, options, last if through is None else through)
     return Experiment.open(given.out)
+
+
+def _check_downstream(through: int | None, root: Path, model: Path) -> None:
+    """Stage 7 is asked for: what it needs must be there before hours of other stages run.
+
+    Raises:
+        EquiportError: there is no bench_config.yaml, and no tokenizer for the shipped tasks.
+    """
+    if through == 7 and not (root / bench_config.FILE_NAME).is_file() and not bench_config.has_tokenizer(model):
+        raise EquiportError(
+            f"stage 7 needs a {bench_config.FILE_NAME} in the experiment, or a model with a tokenizer",
+            where=model,
+            field="--through",
+            remedy="Give --through 6, or write the file.",
+        )
 
 
 def _default_through(root: Path, subject: Subject) -> int:
@@ -134,13 +151,13 @@ def _saved(experiment: Experiment, config: EquivConfig, through: int) -> Experim
 
 
 def run_pipeline(experiment: Experiment, *, first: int, quiet: bool, debug: bool) -> ExitCode:
-    """Run every built stage up to `through` that is missing, stale, or numbered `first` and above; then report.
+    """Run every stage up to `through` that is missing, stale, or numbered `first` and above; then report.
 
     A failed stage does not stop stages that do not need it. Bad input in a stage stops the loop (exit 2).
     """
     config = experiment.config
     backend = stamp(load_adapter(config.target_stack).check_environment())
-    for stage in [number for number in BUILT if number <= config.through]:
+    for stage in [number for number in STAGES if number <= config.through]:
         skip = _not_needed(experiment, stage)
         if skip is not None:
             if skip:

@@ -232,7 +232,7 @@ def test_the_smoke_test_alone(fresh: World, cli: Cli, tmp_path: Path) -> None:
     before = output.read_bytes()
     with full_disk():
         ran = cli("stage1", *fresh.port_flags, "--num-tokens", 5, "--output", output)
-    assert ran.is_clear_error(2, "stage1.json", "cannot be written", "Free some disk space")
+    assert ran.is_clear_error(2, "cannot be written", "Free some disk space")
     assert output.read_bytes() == before and list(output.parent.iterdir()) == [output]
 
 
