@@ -120,11 +120,11 @@ def run_port(options: PortOptions) -> ExitCode:
 
 
 def _check_through(through: int | None) -> None:
-    from equiport.pipeline import BUILT
+    from equiport.pipeline import STAGES
 
-    if through is not None and through not in BUILT:
+    if through is not None and through not in STAGES:
         raise EquiportError(
-            f"there is no stage {through}", field="--through", remedy=f"Give one of {', '.join(map(str, BUILT))}."
+            f"there is no stage {through}", field="--through", remedy=f"Give one of {', '.join(map(str, STAGES))}."
         )
 
 
