@@ -19,7 +19,11 @@ def _config(model_type: str, architecture: str, **changes: Any) -> dict[str, Any
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    **FAMILIES,
+    **{
+        # a field that this family's config class does not have
+        name: {key: value for key, value in config.items() if key != "num_key_value_heads" or name[:4] != "gpt_"}
+        for name, config in FAMILIES.items()
+    },
     "cohere2": _config(
         "cohere2", "Cohere2ForCausalLM", layer_norm_eps=1e-5, logit_scale=0.25, sliding_window=8, head_dim=12,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"], tie_word_embeddings=True,

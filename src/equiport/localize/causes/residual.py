@@ -72,6 +72,31 @@ class OneNorm(Hypothesis):
                     yield Candidate(f"{path}.{used} stands for {place} too", edit, f"use {place}")
 
 
+class ExchangedNorms(Hypothesis):
+    """Two norms inside an attention hold each other's weights."""
+
+    kind = "wrong layer's weights"
+    cost = 2
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """Each pair of norms of one shape."""
+        for path, attention in case.sites(Part.ATTENTION):
+            names = _norms(attention)
+            for number, first in enumerate(names):
+                for second in names[number + 1 :]:
+
+                    def edit(
+                        at: Case, surgery: Surgery, path: str = path, first: str = first, second: str = second
+                    ) -> None:
+                        one, two = (at.model.get_submodule(f"{path}.{name}") for name in (first, second))
+                        mine, other = one.weight, two.weight
+                        assert isinstance(mine, Tensor) and isinstance(other, Tensor) and mine.shape == other.shape
+                        surgery.parameter(one, "weight", other.detach().clone())
+                        surgery.parameter(two, "weight", mine.detach().clone())
+
+                    yield Candidate(f"{path}.{first} and {second} are exchanged", edit, "load each norm's own weight")
+
+
 class EpsPlace(Hypothesis):
     """eps stands outside the root, or is added to the sum of squares."""
 

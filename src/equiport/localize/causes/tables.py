@@ -11,7 +11,7 @@ from equiport.localize.anatomy import Part, rotary_modules
 from equiport.localize.case import Case
 from equiport.localize.causes.rotation import frequency_names
 from equiport.localize.hypothesis import Candidate, Hypothesis
-from equiport.localize.surgery import Surgery
+from equiport.localize.surgery import RotaryCall, Surgery, has_rotation
 
 _FIT_POSITIONS = 8
 
@@ -114,6 +114,47 @@ class LatentPairing(Hypothesis):
             f"the rotary channels are paired as {'halves' if own else 'neighbours'}", edit,
             f"rope_interleave is {own}",
         )  # fmt: skip
+
+
+class TableLayout(Hypothesis):
+    """q and k are paired in one way, with tables that are laid out for the other."""
+
+    kind = "rotation style"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """Halves with neighbours' tables, neighbours with halves' tables."""
+        for path, module in case.sites(Part.ATTENTION):
+            if not has_rotation(module):
+                continue
+            for halves, words in (
+                (True, "halves, with tables laid out for neighbours"),
+                (False, "neighbours, with tables laid out for halves"),
+            ):
+
+                def edit(at: Case, surgery: Surgery, path: str = path, halves: bool = halves) -> None:
+                    surgery.rotation(at.model.get_submodule(path), lambda call, _: _mispaired(call, halves))
+
+                yield Candidate(f"the rotation of {path} pairs {words}", edit, "lay tables and channels out alike")
+
+
+def _mispaired(call: RotaryCall, halves: bool) -> tuple[Tensor, Tensor]:
+    width = call.cos.shape[-1]
+    alike = bool((call.cos[..., : width // 2] == call.cos[..., width // 2 :]).all())
+    one = [table[..., : width // 2] if alike else table[..., ::2] for table in (call.cos, call.sin)]
+    cos, sin = (
+        (table.repeat_interleave(2, dim=-1) if halves else torch.cat((table, table), dim=-1)).unsqueeze(1)
+        for table in one
+    )
+
+    def turned(x: Tensor) -> Tensor:
+        part, rest = x[..., :width], x[..., width:]
+        left, right = (
+            (part[..., : width // 2], part[..., width // 2 :]) if halves else (part[..., ::2], part[..., 1::2])
+        )
+        other = torch.cat((-right, left), dim=-1) if halves else torch.stack((-right, left), dim=-1).flatten(-2)
+        return torch.cat((part * cos + other * sin, rest), dim=-1)
+
+    return turned(call.query), turned(call.key)
 
 
 class LowAngles(Hypothesis):

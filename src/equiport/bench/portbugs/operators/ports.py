@@ -71,7 +71,7 @@ class PortHeadNorms(PortBug):
     """The queries' norm holds the keys' weight."""
 
     name, family = "port: q and k norms exchanged", "qwen3"
-    component, causes = ("layernorm", "norm"), ("wrong layer's weights",)
+    component, causes = ("norm", "self_attn"), ("wrong layer's weights",)
 
     def edit(self, source: str) -> str:
         """In the conversion."""

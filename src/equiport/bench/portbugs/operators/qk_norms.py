@@ -144,7 +144,7 @@ class QkNormWeightsExchanged(BugOperator):
     """q's norm holds k's weight and the reverse."""
 
     name, family = "q and k norm weights exchanged", "gemma3"
-    component, causes = ("q_norm", "k_norm"), ("wrong layer's weights",)
+    component, causes = ("q_norm", "k_norm", "self_attn"), ("wrong layer's weights",)
 
     def inject(self, model: nn.Module) -> None:
         """All layers."""
