@@ -95,6 +95,40 @@ class DecodeSoftcap(Hypothesis):
                 )
 
 
+class OnePhaseWindow(Hypothesis):
+    """The window holds in one phase alone."""
+
+    kind = "window"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """Prefill without it; decode without it; on layers that have one."""
+        width = case.number("sliding_window", "attention_window_size")
+        for path, module in _cores(case):
+            if not width or getattr(module, "sliding_window", width) is None:
+                continue
+            for phase in ("prefill", "decode"):
+
+                def edit(at: Case, surgery: Surgery, path: str = path, phase: str = phase) -> None:
+                    def core(call: CoreCall) -> CoreCall:
+                        size = call.query.shape[-2]
+                        query, key = torch.arange(size)[:, None], torch.arange(size)[None]
+                        late = _late(at, size)
+                        free = late if phase == "decode" else ~late
+                        seen = (key <= query) & (free | (key > query - int(width)))
+                        fill = torch.finfo(call.query.dtype).min
+                        return replace(
+                            call, mask=torch.zeros(seen.shape, dtype=call.query.dtype).masked_fill(~seen, fill)
+                        )
+
+                    surgery.core(at.model.get_submodule(path), core)
+
+                yield Candidate(
+                    f"{path} has no window in {phase}, the source one of {int(width)}",
+                    edit,
+                    "mask keys beyond the window",
+                )
+
+
 def _shown(path: str, says: str, shown: Shown, foreign: Callable[[Tensor], Tensor], repair: str) -> Candidate:
     """Attention over each row's own keys and over foreign ones, as `shown` lets them be seen."""
 
