@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from equiport.compare.gates import GateResult, judge
 from equiport.compare.gates_consistency import alive_gate
+from equiport.compare.reasons import ReasonCode
 from equiport.compare.records import Record, make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
@@ -76,6 +77,8 @@ def judge_port(
     experiment = Experiment.open(folder)
     _declare(experiment, split)
     components, records = _components(experiment, subject, adapter, seeds, thresholds)
+    # what failed before what is only undecided
+    components.sort(key=lambda reason: reason.code == ReasonCode.SEEDS_STRADDLE.value)
     failing = list(dict.fromkeys(reason.subject.split(" (")[0] for reason in components))
     alive = shapes = GateResult("not needed", Verdict.PASS)
     if not components:

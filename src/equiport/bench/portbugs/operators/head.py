@@ -115,7 +115,7 @@ class GraniteEmbedding(BugOperator):
     """embedding_multiplier is not read."""
 
     name, family = "embedding_multiplier dropped", "granite"
-    component, causes = ("layers.0", "layers.{i}", "embed_tokens", "model"), ("embedding multiplier",)
+    component, causes = ("embedding_multiplier", "embed_tokens"), ("embedding multiplier",)
 
     def inject(self, model: nn.Module) -> None:
         """The inner model."""

@@ -88,7 +88,9 @@ class PortScaleInverted(PortBug):
 
     def edit(self, source: str) -> str:
         """In the attention's constructor."""
-        return replaced(source, "softmax_scale=5.0", "softmax_scale=0.2")
+        return replaced(
+            source, "softmax_scale=1.0 / config.attention_multiplier", "softmax_scale=config.attention_multiplier"
+        )
 
 
 class PortResidual(PortBug):
