@@ -83,8 +83,13 @@ def run_portbugs(bench: PortBugsBench, say: Callable[[CaseResult], None] = lambd
 def _start(file: Path, seed: int, share: Sequence[Defect]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "equiport.bench.portbugs.worker", str(file), str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    # a session of its own: on a shared machine each worker then gets its share
     return subprocess.Popen(
-        [*command, *(one.name for one in share)], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, *(one.name for one in share)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 

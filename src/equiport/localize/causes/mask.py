@@ -88,7 +88,9 @@ class Causality(Hypothesis):
             "no mask at all": lambda q, k, n: torch.ones_like(_causal(q, k)),
             "a mask that hides the token itself": lambda q, k, n: _causal(q, k) & ((k < q) | (q == 0))[None],
             "a mask that shows the next token": lambda q, k, n: (k <= q + 1)[None],
-            "a mask that shows the next token in prefill": lambda q, k, n: _causal(q, k) | ((q < n) & (k < n) & (k <= q + 1)),
+            "a mask that shows the next token in prefill": (
+                lambda q, k, n: _causal(q, k) | ((q < n) & (k < n) & (k <= q + 1))
+            ),
             "a mask that hides the token itself in decode": lambda q, k, n: _causal(q, k) & ((q < n) | (k < q)[None]),
             "a mask that hides the first token": lambda q, k, n: _causal(q, k) & ((k > 0) | (q == 0))[None],
         }  # fmt: skip
