@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from equiport.errors import EquiportError
 from equiport.experiment import Experiment
 from equiport.experiment.atomic import read_json, write_json
-from equiport.fixtures.excitation import Excitation, excitation
+from equiport.fixtures.excitation import Excitation, excitation, merged
 from equiport.fixtures.folder import read_config
 from equiport.fixtures.tokens import TokenBatch, draw_batch
 from equiport.fixtures.weights import WeightKind
@@ -24,6 +24,7 @@ from equiport.stages.frame import Subject, vocabulary_size
 from equiport.stages.progress import Progress
 from equiport.structure.mapping import ComponentMapping, check_mapping, load_mapping
 from equiport.trace.components import trace_components
+from equiport.trace.excited import measure
 from equiport.trace.sample import NEVER_CALLED, ComponentSample, load_samples, save_samples
 
 # by turns: ragged, of equal length, one token alone; the longest row fills the cache to its last slot
@@ -127,13 +128,14 @@ def write_trace(
             notes.update(dict.fromkeys((*fixture.notes, *result.notes)))
             stored += [_stored(fixture, seed, batch) for seed, batch in batches.items()]
             save_samples(folder, [sample for sample in result.samples if not sample.problem])
-            excited += [(kind.value, item) for item in _excited(fixture, next(iter(batches.values())))]
+            excited += [(kind.value, item) for item in _excited(fixture, batches)]
+    earlier = [(kind, Excitation(what, seen, said)) for kind, what, seen, said in (before.excitation if before else [])]
     manifest = TraceManifest(
         seeds=[*(before.seeds if before else []), *plan.seeds],
         fixtures=[kind.value for kind in plan.kinds],
         untestable={s.component: s.problem for s in found if s.problem},
         not_called=list(dict.fromkeys(s.component for s in found if s.problem == NEVER_CALLED)),
-        excitation=list(dict.fromkeys((kind, item.item, item.exercised, item.detail) for kind, item in excited)),
+        excitation=[(kind, item.item, item.exercised, item.detail) for kind, item in merged([*earlier, *excited])],
         load_findings=sorted({key for load in loads for key in (*load.missing, *load.unexpected, *load.mis_shaped)}),
         notes=list(notes),
         batches=stored,
@@ -214,8 +216,12 @@ def _turns(seeds: Sequence[int], ragged: bool) -> list[tuple[int, tuple[int, ...
     return [(seed, prompts[number % len(prompts)]) for number, seed in enumerate(seeds)]
 
 
-def _excited(fixture: Fixture, batch: TokenBatch) -> tuple[Excitation, ...]:
+def _excited(fixture: Fixture, batches: Mapping[int, TokenBatch]) -> list[Excitation]:
     import torch
 
-    state = load_reference(fixture.folder, torch.float32).state_dict()
-    return excitation(read_config(fixture.folder), state, batch)
+    model, config = load_reference(fixture.folder, torch.float32), read_config(fixture.folder)
+    state = model.state_dict()
+    found: list[Excitation] = []
+    for batch in batches.values():
+        found += excitation(config, state, batch, measure(model, config, batch))
+    return found

@@ -170,8 +170,12 @@ def _outcome(
     uncovered = [e.name for e in mapping.tested if e.name not in covered] if mapping else []
     if manifest is not None:
         reasons += [Reason("LOAD_MISSING", "is not loaded as it should be", key) for key in manifest.load_findings]
+        # what one kind of weights excites is seen there
+        somewhere = {what for _, what, seen, _ in manifest.excitation if seen}
         blind += [
-            f"{kind}: not excited: {what} ({detail})" for kind, what, seen, detail in manifest.excitation if not seen
+            f"{kind}: not excited: {what} ({detail})"
+            for kind, what, _, detail in manifest.excitation
+            if what not in somewhere
         ]
         blind += [*manifest.notes, *(f"{name}: {text}" for name, text in manifest.untestable.items())]
     gaps = [name for name in uncovered if manifest is None or name not in manifest.untestable]
