@@ -68,7 +68,13 @@ class Judged:
         return (2, self.components[0].subject) if self.components else (-1, "")
 
 
-def judged(edit: PortEdit, model: Path, folder: Path, seeds: Sequence[int]) -> Judged:
+def judged(
+    edit: PortEdit,
+    model: Path,
+    folder: Path,
+    seeds: Sequence[int],
+    kinds: tuple[WeightKind, ...] = (WeightKind.REAL, WeightKind.PERTURBED),
+) -> Judged:
     """Stage 0, then the comparisons of stage 2 without pytest around them."""
     folder.mkdir(parents=True)
     file = folder / "modeling_llama_nxdi.py"
@@ -79,8 +85,15 @@ def judged(edit: PortEdit, model: Path, folder: Path, seeds: Sequence[int]) -> J
     experiment = Experiment.open(folder / "exp")
     if edit.split:
         _declare_split(experiment, edit.split)
-    plan = TracePlan(tuple(seeds), (WeightKind.REAL, WeightKind.PERTURBED))
-    manifest = write_trace(experiment, subject, adapter, model, plan, Progress(quiet=True))
+    reasons, instances = compared(experiment, subject, TracePlan(tuple(seeds), kinds), model)
+    return Judged(structure, reasons, experiment, subject, instances)
+
+
+def compared(
+    experiment: Experiment, subject: Subject, plan: TracePlan, model: Path
+) -> tuple[list[Reason], list[InstanceRow]]:
+    """The component comparisons of an experiment, in this process: what fails, and the figures layer by layer."""
+    manifest = write_trace(experiment, subject, load_adapter("nxdi"), model, plan, Progress(quiet=True))
     found = [
         compare_sample(sample)
         for entry in mapping_of(experiment).components
@@ -91,7 +104,7 @@ def judged(edit: PortEdit, model: Path, folder: Path, seeds: Sequence[int]) -> J
     records = [make_record(item.name, comparison=item, result=judge(item, thresholds, 100.0)) for item in found]
     rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
     reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)]
-    return Judged(structure, reasons, experiment, subject, instance_rows(records, thresholds))
+    return reasons, instance_rows(records, thresholds)
 
 
 def _declare_split(experiment: Experiment, degree: int) -> None:

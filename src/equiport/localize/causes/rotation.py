@@ -72,7 +72,8 @@ def _base_draft(case: Case) -> RotaryBase | None:
     base, divisor = _base(case), 1.0 / float(own[0][0])
     if not all(torch.allclose(one, _default(len(one), base) / divisor, rtol=1e-5) for one in own):
         return None
-    return RotaryBase(of=case.sources, base=base, divisor=divisor, share=2 * len(own[0]) / head)
+    paths = tuple(path for path, module in case.model.named_modules() if any(module is one for one in rotaries))
+    return RotaryBase(of=paths, base=base, divisor=divisor, share=2 * len(own[0]) / head)
 
 
 def _times(frequencies: Tensor, factor: float) -> Tensor:
