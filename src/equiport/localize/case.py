@@ -92,6 +92,8 @@ class Case:
                 return float("inf")
             error += float((item.target.double() - value.double()).pow(2).sum())
             unit += item.baseline**2
+        if not error:
+            return 0.0  # also where the baseline is exact: lookups
         ratio = (error / unit) ** 0.5 if unit else float("inf")
         return ratio if ratio == ratio else float("inf")
 
@@ -102,7 +104,8 @@ class Case:
             value = outputs[item.phase]
             errors = (item.target.double() - value.double()).flatten(1).pow(2).sum(dim=1)
             unit = item.baseline / max(1, len(errors)) ** 0.5
-            worst = max(worst, float(errors.max()) ** 0.5 / unit if unit else float("inf"))
+            largest = float(errors.max()) ** 0.5
+            worst = max(worst, largest / unit if unit else float("inf") if largest else 0.0)
         return worst
 
 

@@ -89,8 +89,9 @@ def _tried(case: Case, plain: Mapping[str, Tensor], kinds: Iterable[Hypothesis])
             outputs = _with_defect(case, candidate)
             if outputs is None:
                 continue
-            r32 = case.distance(outputs)
-            worst = case.worst_place(outputs) if r32 < float("inf") else r32
+            growth = _growth(outputs, plain)
+            r32 = case.distance(outputs) / growth
+            worst = case.worst_place(outputs) / growth if r32 < float("inf") else r32
             yield Explained(kind.kind, candidate.says, candidate.repair, r32, worst, candidate)
 
 
@@ -107,7 +108,15 @@ def _with_defect(case: Case, candidate: Candidate) -> dict[str, Tensor] | None:
 
 def _holds(case: Case, candidate: Candidate, thresholds: Thresholds) -> bool:
     outputs = _with_defect(case, candidate)
-    return outputs is not None and case.distance(outputs) <= thresholds.r32_pooled
+    if outputs is None:
+        return False
+    return case.distance(outputs) / _growth(outputs, case.outputs()) <= thresholds.r32_pooled
+
+
+def _growth(outputs: Mapping[str, Tensor], plain: Mapping[str, Tensor]) -> float:
+    """How much larger a defect makes the output: its rounding, and with it the unit of R32, grows alike; at least 1."""
+    sizes = [sum(float(value.double().pow(2).sum()) for value in side.values()) ** 0.5 for side in (outputs, plain)]
+    return max(1.0, sizes[0] / sizes[1]) if sizes[1] and sizes[0] < float("inf") else 1.0
 
 
 def _order(item: Explained, thresholds: Thresholds) -> tuple[bool, int, float]:

@@ -171,6 +171,11 @@ def _usual_inputs(size: int, case: Case) -> Iterable[tuple[str, list[int], Order
         grid = torch.arange(size).view(heads, -1)
         transposed = grid.t().reshape(-1).tolist()
         yield "heads and channels transposed", transposed, "channels and heads transposed"
+        yield (
+            "channels and heads transposed",
+            torch.arange(size).view(-1, heads).t().reshape(-1).tolist(),
+            ("heads and channels transposed"),
+        )
         yield "heads reversed", grid.flip(0).reshape(-1).tolist(), "heads reversed"
         if groups and heads % groups == 0 and 1 < groups < heads:
             grouped = grid.view(groups, heads // groups, -1)

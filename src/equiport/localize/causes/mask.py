@@ -60,7 +60,7 @@ class Window(Hypothesis):
         if not width:
             return
         for path, module in _attentions(case):
-            own = getattr(module, "sliding_window", None)
+            own = getattr(module, "sliding_window", _from_config(case, path, width))
             own = int(own) if isinstance(own, (int, float)) and own else None
             if own:
                 yield _masked(
@@ -74,6 +74,15 @@ class Window(Hypothesis):
                             partial(_within, size=size),
                         f"use a window of {own}" if own else "use no window in this layer",
                     )  # fmt: skip
+
+
+def _from_config(case: Case, path: str, width: float) -> float | None:
+    """The window of an attention that does not hold it: its layer's, by the config's list of kinds."""
+    kinds = getattr(case.config, "layer_types", None)
+    place = next((int(step) for step in path.split(".") if step.isdigit()), None)
+    if not kinds or place is None or place >= len(kinds):
+        return width
+    return width if "sliding" in kinds[place] else None
 
 
 class Causality(Hypothesis):
