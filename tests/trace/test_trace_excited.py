@@ -19,7 +19,10 @@ from equiport.reference.model import load_reference, materialize
 from equiport.trace.excited import measure
 
 _SHARED = {"hidden_size": 96, "num_attention_heads": 6, "num_hidden_layers": 2, "vocab_size": 503}
-GEMMA2 = {**FAMILIES["gemma2"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **_SHARED, "num_hidden_layers": 3}
+GEMMA2 = {
+    **FAMILIES["gemma2"], "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, **_SHARED,
+    "num_hidden_layers": 3,
+}  # fmt: skip
 GPT_OSS = {
     "model_type": "gpt_oss", **_SHARED, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 64,
     "num_local_experts": 8, "num_experts_per_tok": 2, "swiglu_limit": 7.0, "sliding_window": 12,

@@ -62,6 +62,7 @@ class Comparison(Frozen):
 
     `r_ratio`, `r32`, `sigma_ratio`, `linf_ratio`, `l2_ratio`, `bc`, `cosine`, `nmse`: see docs of `compare_3tensors`.
     In mode `exact` the slices and `r32` are relative to the nominal bf16 rounding error of the reference.
+    `tokens_unsure` of all `tokens` have a router's margin within the noise: bf16 errors were not counted there.
     """
 
     name: str
@@ -100,6 +101,8 @@ class Comparison(Frozen):
     ref_bf16_beyond_bf16: int
     target_beyond_bf16: int
     same_memory: tuple[str, ...] = ()
+    tokens: int = 0
+    tokens_unsure: int = 0
     plots: tuple[str, ...] = ()
 
     @property

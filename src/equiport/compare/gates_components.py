@@ -39,7 +39,8 @@ def component_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) ->
 
     Straddling: when the seeds' own geometric means lie on both sides of 1.10 the verdict is INCONCLUSIVE; from
     `decisive_seeds` on, two standard errors of their mean decide. R below `r_floor` counts as `r_floor`.
-    An empty list is NOT RUN; a NaN or infinite R fails.
+    An empty list is NOT RUN; a NaN or infinite R fails. More than a tenth of a component's tokens routed within the
+    noise is INCONCLUSIVE.
     """
     if not comparisons:
         return join("bf16-components", [])
@@ -58,7 +59,28 @@ def component_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) ->
         parts.append(single_gate(ratio[0], thresholds))
     elif ratio:
         parts.append(_means(ratio, thresholds))
+    parts.extend(_routing(comparisons, thresholds))
     return join("bf16-components", parts)
+
+
+def _routing(comparisons: Sequence[Comparison], thresholds: Thresholds) -> list[GateResult]:
+    """Of components with a router: how many tokens count for nothing in bf16; too many leave too little evidence."""
+    routed: dict[str, list[Comparison]] = defaultdict(list)
+    for c in comparisons:
+        if c.tokens_unsure:
+            routed[c.labels.component or c.name].append(c)
+    found = []
+    for name in routed:
+        own = [c for c in comparisons if (c.labels.component or c.name) == name]
+        unsure, tokens = sum(c.tokens_unsure for c in own), sum(c.tokens for c in own)
+        figure = Figure("unsure_tokens", unsure / tokens, thresholds.unsure_tokens)
+        message = f"a router's margin is within the noise at {unsure} of {tokens} tokens: set aside in bf16"
+        said = reason(ReasonCode.ROUTER_NOISE, message, name)
+        if unsure / tokens > thresholds.unsure_tokens:
+            found.append(GateResult("routing", Verdict.INCONCLUSIVE, (said,), (figure,)))
+        else:
+            found.append(GateResult("routing", Verdict.PASS, (), (figure,), (said,)))
+    return found
 
 
 def _means(comparisons: Sequence[Comparison], thresholds: Thresholds) -> GateResult:

@@ -42,6 +42,7 @@ class ReasonCode(str, Enum):
     TOO_FEW_ELEMENTS = "TOO_FEW_ELEMENTS"  # R of so small a tensor is luck
     OVER_PRECISION = "OVER_PRECISION"  # note: R clearly below 1
     R_ZERO = "R_ZERO"  # note: the target equals ref_fp32
+    ROUTER_NOISE = "ROUTER_NOISE"  # too many tokens have a router's margin within the noise
     # three-way gate of vLLM-Neuron
     BC_SIGMA = "BC_SIGMA"
     LINF_RATIO = "LINF_RATIO"

@@ -34,6 +34,7 @@ class Thresholds(BaseModel):
     decisive_seeds: _Count = 5  # straddling seeds are decided by their confidence interval from here on
     over_precision: _Positive = 0.7  # R below is noted
     r_floor: _Positive = 0.5  # a smaller R counts as this in a geometric mean: over-precision buys no credit
+    unsure_tokens: _Share = 0.10  # share of a component's tokens with a router's margin within the noise <=
     baseline_noise: _Positive = 0.5  # ‖ref_bf16 − ref_fp32‖ / ‖ref_fp32‖ <=
     # end to end
     tau_r: _Positive = 1.2  # pooled centred R <

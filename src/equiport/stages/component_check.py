@@ -28,7 +28,7 @@ def compare_sample(sample: ComponentSample, plots_dir: Path | None = None) -> Co
     """
     if sample.ref_fp32 is None or sample.ref_bf16 is None or sample.target is None:
         raise EquiportError(sample.problem or "holds no tensors", where=sample.name)
-    return compare_3tensors(
+    found = compare_3tensors(
         sample.ref_fp32,
         sample.ref_bf16,
         sample.target,
@@ -45,6 +45,7 @@ def compare_sample(sample: ComponentSample, plots_dir: Path | None = None) -> Co
             phase="prefill" if sample.phase == "prefill" else "decode" if sample.phase == "decode" else "",
         ),
     )
+    return found.model_copy(update={"tokens": sample.tokens, "tokens_unsure": sample.unsure})
 
 
 def check_components(comparisons: Sequence[Comparison], name: str) -> bool:

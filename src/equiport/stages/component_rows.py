@@ -12,7 +12,7 @@ from equiport.compare.gates import GateResult, fp32_gate, judge
 from equiport.compare.gates_components import component_gate
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.records import Record
-from equiport.compare.thresholds import Thresholds
+from equiport.compare.thresholds import SHIPPED_THRESHOLDS, Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.generate_tests import component_rank
@@ -35,6 +35,12 @@ class ComponentRow(BaseModel):
     singles_over_documented: int
     exact: int
     first_bad: str
+    tokens: int = 0
+    tokens_unsure: int = 0
+
+    def too_unsure(self, thresholds: Thresholds) -> bool:
+        """Whether routers left too few tokens for a verdict: more seeds would not help."""
+        return self.tokens_unsure > thresholds.unsure_tokens * self.tokens
 
 
 def component_rows(evidence: Iterable[FileEvidence], thresholds: Thresholds) -> list[ComponentRow]:
@@ -124,6 +130,8 @@ def _row(
         singles_over_documented=sum(not ratio < thresholds.r_single for ratio in ratios),
         exact=sum(item.mode == "exact" for item in own),
         first_bad=_first_bad(own, result, thresholds),
+        tokens=sum(item.tokens for item in own),
+        tokens_unsure=sum(item.tokens_unsure for item in own),
     )
 
 
@@ -186,10 +194,16 @@ def not_called_reasons(rows: Sequence[ComponentRow], not_called: Sequence[str]) 
     ]
 
 
-def row_reasons(rows: Sequence[ComponentRow]) -> list[Reason]:
+def row_reasons(rows: Sequence[ComponentRow], thresholds: Thresholds = SHIPPED_THRESHOLDS) -> list[Reason]:
     """One reason a failing or undecided component and fixture, the simplest components first."""
     reasons = []
     for row in sorted(rows, key=lambda row: component_rank(row.component_type)):
+        if row.verdict is Verdict.INCONCLUSIVE and row.too_unsure(thresholds):
+            said = (
+                f"{row.fixture} weights: a router's margin is within the noise at {row.tokens_unsure} of {row.tokens}"
+            )
+            reasons.append(Reason(ReasonCode.ROUTER_NOISE.value, f"{said} tokens", row.component))
+            continue
         if row.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
             code = "COMPONENT_FAILS" if row.verdict is Verdict.FAIL else ReasonCode.SEEDS_STRADDLE.value
             figures = (

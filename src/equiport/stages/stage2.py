@@ -102,11 +102,11 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
         evidence = {item.file: item for item in collect_evidence(files, stage.timeout, logs, limits)}
     thresholds = context.thresholds.model_copy(update={"r_single": stage.tau_r})
     rows = component_rows(evidence.values(), thresholds)
-    while experiment and manifest and _undecided(rows) and len(seeds) < _MOST_SEEDS:
+    while experiment and manifest and _undecided(rows, thresholds) and len(seeds) < _MOST_SEEDS:
         more = [seeds[-1] + 1 + number for number in range(_SEEDS)]
         context.progress.line(f"seeds straddle a threshold: drawing seeds {more}")
         manifest, seeds = _trace(context, more, append=True), [*seeds, *more]
-        again = [stage.tests_dir / name for name in _files_of(_undecided(rows), evidence)]
+        again = [stage.tests_dir / name for name in _files_of(_undecided(rows, thresholds), evidence)]
         evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs, limits)})
         rows = component_rows(evidence.values(), thresholds)
     outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
@@ -139,8 +139,8 @@ def _trace(context: StageContext, seeds: Sequence[int], *, append: bool) -> Trac
     )
 
 
-def _undecided(rows: Sequence[ComponentRow]) -> list[ComponentRow]:
-    return [row for row in rows if row.verdict is Verdict.INCONCLUSIVE]
+def _undecided(rows: Sequence[ComponentRow], thresholds: Thresholds) -> list[ComponentRow]:
+    return [row for row in rows if row.verdict is Verdict.INCONCLUSIVE and not row.too_unsure(thresholds)]
 
 
 def _files_of(rows: Sequence[ComponentRow], evidence: dict[str, FileEvidence]) -> list[str]:
@@ -159,7 +159,7 @@ def _outcome(
     items = list(evidence.values())
     plain, blind = plain_rows(items, thresholds)
     not_called = manifest.not_called if manifest else []
-    reasons = [*not_called_reasons(rows, not_called), *row_reasons([*rows, *plain])]
+    reasons = [*not_called_reasons(rows, not_called), *row_reasons([*rows, *plain], thresholds)]
     comparisons = sum(len(item.records) for item in items)
     if not items:
         reasons.append(Reason(ReasonCode.NO_COMPARISON.value, "the tests folder holds no test_*.py"))
@@ -180,7 +180,8 @@ def _outcome(
         blind += [*manifest.notes, *(f"{name}: {text}" for name, text in manifest.untestable.items())]
     gaps = [name for name in uncovered if manifest is None or name not in manifest.untestable]
     open_points = [Reason("NOT_COVERED", "is mapped and no test compares it", name) for name in gaps]
-    undecided = [reason for reason in reasons if reason.code == ReasonCode.SEEDS_STRADDLE.value]
+    unclear = (ReasonCode.SEEDS_STRADDLE.value, ReasonCode.ROUTER_NOISE.value)
+    undecided = [reason for reason in reasons if reason.code in unclear]
     failed = len(reasons) > len(undecided)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if undecided or open_points else Verdict.PASS
     plots = _plots(context, rows, items)

@@ -21,6 +21,7 @@ from equiport.structure.mapping import HEAD_PATH, ComponentMapping, MappingEntry
 from equiport.trace.direct import DirectCalls, DirectPair
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
+from equiport.trace.routing import Routed, RoutingNoise, settled, watch_routers
 from equiport.trace.sample import NEVER_CALLED, ONLY_PORT_CALLS, ComponentSample
 from equiport.trace.target import ShadowOutput, ShadowPair, shadow_target
 
@@ -127,13 +128,15 @@ def trace_components(
     known = {name for name, _ in model.named_modules()}
     instances = _present(instances_of(mapping), known)
     batch = _merged(batches)
-    fp32 = capture_reference(model, batch, _sources(instances))
+    with watch_routers(model) as routed:
+        fp32 = capture_reference(model, batch, _sources(instances))
     direct = _direct_calls(fixture, instances)
     direct.take("ref_fp32", model, torch.float32)
     del model
     on_step("reference bf16")
     model = load_reference(fixture.folder, torch.bfloat16)
-    bf16, bf16_free = _reference_bf16(model, batch, instances, fp32, free)
+    bf16, bf16_free, rounded = _reference_bf16(model, batch, instances, fp32, free)
+    unsure = RoutingNoise(routed, rounded, batch.max_length)
     direct.take("ref_bf16", model, torch.bfloat16)
     del model
     gc.collect()
@@ -155,12 +158,12 @@ def trace_components(
     rows = _rows_of(batches)
     for instance in instances:
         if not instance.is_rotary:
-            samples += _samples(instance, fixture, rows, fp32, bf16, targets)
+            samples += _samples(instance, fixture, rows, fp32, bf16, targets, unsure)
     own = [
         sample
         for i in instances
         if bf16_free is not None and not i.is_rotary
-        for sample in _samples(i, fixture, rows, fp32, bf16_free, freely)
+        for sample in _samples(i, fixture, rows, fp32, bf16_free, freely, RoutingNoise({}, {}, batch.max_length))
     ]
     return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32), tuple(notes))
 
@@ -203,13 +206,16 @@ def _sources(instances: Sequence[Instance]) -> list[str]:
 
 def _reference_bf16(
     model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO, free: bool
-) -> tuple[ReferenceIO, ReferenceIO | None]:
-    """Outputs on the fp32 run's inputs, level by level, and those of a free run; reductions split as the mapping says.
+) -> tuple[ReferenceIO, ReferenceIO | None, dict[int, dict[str, Routed]]]:
+    """Outputs on the fp32 run's inputs, level by level, those of a free run, and what routers did in each level.
+
+    Reductions are split as the mapping says.
 
     A bias is added after the product is rounded, as a stack's sharded layers do: against HF's fused addition correct
     ports measure a mean R of 1.24.
     """
     merged = ReferenceIO()
+    routed: dict[int, dict[str, Routed]] = {}
     biased = [
         name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module.bias is not None
     ]
@@ -222,9 +228,10 @@ def _reference_bf16(
                 splits.enter_context(split_reduction(model, degree, instance.source))
         for level in sorted({instance.level for instance in instances}):
             paths = {path for i in instances if i.level == level and not i.is_rotary for path in i.source}
-            merged.outputs.update(capture_reference(model, batch, paths, feed=fp32).outputs)
+            with watch_routers(model) as routed[level]:
+                merged.outputs.update(capture_reference(model, batch, paths, feed=fp32).outputs)
         own = capture_reference(model, batch, _sources(instances)) if free else None
-    return merged, own
+    return merged, own, routed
 
 
 def _load_port(
@@ -281,8 +288,12 @@ def _samples(
     fp32: ReferenceIO,
     bf16: ReferenceIO,
     targets: dict[torch.dtype, dict[str, ShadowOutput]],
+    unsure: RoutingNoise,
 ) -> list[ComponentSample]:
-    """One sample a seed and phase; or one that says why there are none."""
+    """One sample a seed and phase; or one that says why there are none.
+
+    Tokens that noise may route elsewhere say nothing of the bf16 error: there both bf16 sides count as exact.
+    """
     shadow = targets[torch.bfloat16][instance.target]
     shadow_fp32 = targets.get(torch.float32, {}).get(instance.target)
 
@@ -312,8 +323,12 @@ def _samples(
             for side in (fp32, bf16)
         ]
         tensors = instance.entry.aligned((*sides, target, *((exact[0],) if exact else ())))
+        noise = unsure.at(instance.source, instance.level, places)
+        tensors = settled(tensors, noise.bf16)
         for seed, own in rows.items():
-            chosen = (places[:, 0] >= own.start) & (places[:, 0] < own.stop)
+            here = (places[:, 0] >= own.start) & (places[:, 0] < own.stop)
+            chosen = here & ~noise.fp32
             own_places = places[chosen] - torch.tensor([own.start, 0])
-            found.append(sample(seed, phase, tuple(tensor[chosen] for tensor in tensors), places=own_places))
+            made = sample(seed, phase, tuple(tensor[chosen] for tensor in tensors), places=own_places)
+            found.append(replace(made, tokens=int(here.sum()), unsure=int((here & noise.bf16).sum())))
     return found

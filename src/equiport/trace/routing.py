@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equiport.trace.module_io import find_hidden
 
 _NAMES = ("gate", "router")
-_DRAWS, _NOISES = 16, 3.0
+_DRAWS, _NOISES = 48, 2.0
 #: Relative error of logits that two correct fp32 programs may differ by.
 _FP32_NOISE = 1e-5
 
@@ -100,7 +100,7 @@ class Unsure:
 def unsure_tokens(exact: Routed, rounded: Routed) -> Unsure:
     """Tokens whose choice is within the noise. `exact`: the fp32 run; `rounded`: bf16, of the component under test.
 
-    The router runs in fp32 on inputs moved at random, so far that its logits change by three times what bf16 changed
+    The router runs in fp32 on inputs moved at random, so far that its logits change by twice what bf16 changed
     them; groups and biases of the choice so count as they do in the model. A token that the bf16 run itself sent
     elsewhere counts as well.
     """
@@ -127,3 +127,49 @@ def unsure_tokens(exact: Routed, rounded: Routed) -> Unsure:
 
 def _route(exact: Routed, step: Tensor) -> tuple[Tensor, Tensor] | None:
     return _read(exact.router(exact.hidden.float() + step), exact.top_k)
+
+
+class RoutingNoise:
+    """Which tokens of a component are routed within the noise, by the level on which it is tested."""
+
+    def __init__(self, exact: Mapping[str, Routed], rounded: Mapping[int, Mapping[str, Routed]], width: int) -> None:
+        """`exact`: routers of the fp32 run; `rounded`: of the bf16 run, level by level; `width`: of the batch."""
+        self._exact, self._rounded, self._width = exact, rounded, width
+        self._known: dict[tuple[str, int], Unsure] = {}
+
+    def at(self, sources: Sequence[str], level: int, places: Tensor) -> Unsure:
+        """[N] each for the (row, token) places [N, 2] of a component that consists of these source modules.
+
+        Of a router itself nothing is unsure: its logits are compared as they are. Nor of the whole model: its head
+        gets the recorded input.
+        """
+        bf16 = torch.zeros(len(places), dtype=torch.bool)
+        fp32 = torch.zeros(len(places), dtype=torch.bool)
+        token = places[:, 0] * self._width + places[:, 1]
+        for path in self._exact:
+            inside = any(source and path.startswith(source + ".") for source in sources)
+            if not inside or path not in self._rounded.get(level, {}):
+                continue
+            if (path, level) not in self._known:
+                self._known[path, level] = unsure_tokens(self._exact[path], self._rounded[level][path])
+            found = self._known[path, level]
+            bf16 |= found.bf16[token]
+            fp32 |= found.fp32[token]
+        return Unsure(bf16, fp32)
+
+
+def settled(tensors: tuple[Tensor, ...], unsure: Tensor) -> tuple[Tensor, ...]:
+    """ref_fp32, ref_bf16, target[, target_fp32] [N, ...]: where `unsure` [N], both bf16 sides are ref_fp32, rounded.
+
+    No error is counted there, on neither side; target_fp32 stays as it is.
+    """
+    if not bool(unsure.any()):
+        return tensors
+    reference, *others = tensors
+    changed = []
+    for tensor in others[:2]:
+        value = tensor.clone()
+        if value.shape == reference.shape:
+            value[unsure] = reference[unsure].to(value.dtype)
+        changed.append(value)
+    return (reference, *changed, *others[2:])

@@ -29,7 +29,8 @@ _STORED = (*_TENSORS, "places")
 class ComponentSample:
     """What the comparator is given. Tensors are [tokens, ...]; `problem` says why there are none.
 
-    `places` [tokens, 2] are the (row, token) of each in the seed's own batch; tables have none.
+    `places` [tokens, 2] are the (row, token) of each in the seed's own batch; tables have none. Of all `tokens`,
+    `unsure` ones were routed within the noise: their bf16 error counts on neither side.
     """
 
     component: str
@@ -46,6 +47,8 @@ class ComponentSample:
     target_fp32: Tensor | None = None
     places: Tensor | None = None
     problem: str = ""
+    tokens: int = 0
+    unsure: int = 0
 
     @classmethod
     def of(
