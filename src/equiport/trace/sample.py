@@ -65,7 +65,7 @@ class ComponentSample:
         places: Tensor | None = None,
     ) -> ComponentSample:
         """From a mapping entry and up to four tensors in the order ref_fp32, ref_bf16, target, target_fp32."""
-        values = dict(zip(_TENSORS, tensors, strict=False))
+        values: dict[str, Any] = dict(zip(_TENSORS, tensors, strict=False))
         return cls(
             entry.name,
             entry.component_type,
