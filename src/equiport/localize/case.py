@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +21,15 @@ from equiport.trace.rotary import rotary_tables
 class Observation:
     """What the target gave in one phase: [N, ...], at (row, token) places [N, 2]; and ‖ref_bf16 − ref_fp32‖.
 
-    `limit` is the gate's unit there: the baseline norm. Tables have no places.
+    `baseline` is the gate's unit there. Tables have no places; `settled` does to a source's tables what was done to
+    the target's before they were compared.
     """
 
     phase: str
     target: Tensor
     baseline: float
     places: Tensor | None
+    settled: Callable[[Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,10 @@ class Case:
         """What the source modules give now, edits included, at the target's places: phase -> [N, ...]."""
         if self.observations[0].places is None:
             table = rotary_tables(self.modules[0], next(self.model.parameters()).dtype)
-            return {} if isinstance(table, str) else {self.observations[0].phase: table}
+            if isinstance(table, str):
+                return {}
+            settled = self.observations[0].settled
+            return {self.observations[0].phase: settled(table) if settled else table}
         found = capture_reference(self.model, self.batch, self.sources, feed=self.feed).outputs
         if any(path not in found for path in self.sources):
             return {}

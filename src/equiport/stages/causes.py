@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from equiport.stages.instances import InstanceRow
 from equiport.stages.patch_plan import PatchPlan, plan_patch
 from equiport.structure.mapping import MappingEntry, fill
 from equiport.trace.reference import capture_reference
+from equiport.trace.rotary import rounding_aside
 from equiport.trace.sample import REPRODUCED, ComponentSample
 
 # the drawn weights first: they are small, and everything in them is excited
@@ -219,7 +220,20 @@ def _observation(sample: ComponentSample, value: Tensor | None) -> Observation:
     if value is None or sample.ref_fp32 is None or sample.ref_bf16 is None:
         raise EquiportError("was traced without an fp32 run", remedy="Run stage 2 again.")
     baseline = float((sample.ref_bf16.double() - sample.ref_fp32.double()).norm())
-    return Observation(sample.phase, value, baseline, sample.places)
+    return Observation(sample.phase, value, baseline, sample.places, _settled(sample, value))
+
+
+def _settled(sample: ComponentSample, value: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Tables were compared with the rounding of their angles set aside: so must those be that explain them."""
+    ref, low = sample.ref_fp32, sample.ref_bf16
+    if sample.phase != "tables" or ref is None or low is None:
+        return None
+    positions, place = torch.arange(len(ref)), 2 if value.dtype is torch.bfloat16 else 3
+
+    def settled(table: Tensor) -> Tensor:
+        return table if table.shape != ref.shape else rounding_aside(positions, ref, (ref, low, table, table))[place]
+
+    return settled
 
 
 def _case(

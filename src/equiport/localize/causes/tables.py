@@ -13,8 +13,6 @@ from equiport.localize.causes.rotation import frequency_names
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import RotaryCall, Surgery, has_rotation
 
-_FIT_POSITIONS = 8
-
 
 class FittedFrequencies(Hypothesis):
     """The tables are rotary tables, of frequencies that follow from no usual rule."""
@@ -23,26 +21,20 @@ class FittedFrequencies(Hypothesis):
     cost = 2
 
     def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
-        """The frequencies and the amplitude read from the first positions; proven on all of them."""
+        """The frequencies and the amplitude read from position 1; proven on all positions."""
         item = case.observations[0]
         rotary = next(iter(rotary_modules(case.model)), None)
         if item.places is not None or item.target.dim() != 2 or rotary is None or len(frequency_names(rotary)) != 1:
             return
         cos, sin = item.target.double().chunk(2, dim=-1)
-        amplitude = float((cos**2 + sin**2).sqrt().mean())
+        amplitude = float(torch.hypot(cos[1], sin[1]).mean())
         held: Tensor = getattr(rotary, frequency_names(rotary)[0])
-        if len(cos) <= _FIT_POSITIONS or cos.shape[-1] < len(held) or not amplitude:
+        if len(cos) < 2 or cos.shape[-1] < len(held) or not amplitude:
             return
         turns = cos[1], sin[1]
         if cos.shape[-1] == 2 * len(held) and bool((cos[:, ::2] == cos[:, 1::2]).all()):
             turns = cos[1, ::2], sin[1, ::2]
         frequencies = torch.atan2(turns[1], turns[0])[: len(held)]
-        # farther positions give more digits, once the turns are counted
-        for place in (4, _FIT_POSITIONS):
-            row = (cos[place], sin[place]) if len(turns[0]) > len(held) // 2 else (cos[place, ::2], sin[place, ::2])
-            angle = torch.atan2(row[1], row[0])[: len(held)]
-            whole = torch.round((frequencies * place - angle) / (2 * torch.pi))
-            frequencies = (angle + whole * 2 * torch.pi) / place
         ratio = frequencies / held.double()
 
         def edit(at: Case, surgery: Surgery) -> None:
