@@ -107,8 +107,8 @@ def judge_port(
     return Judged(
         stage=stage,
         component=component,
-        cause=proven.winner.kind if proven and proven.winner else "",
-        says=_says(proven, causes),
+        cause=proven.winner.kind if proven and proven.winner else "" if components else _dead(alive).kind,
+        says=_says(proven, causes) or ("" if components else _dead(alive).says),
         gates=[name for name, bad in failed.items() if bad],
         reasons=[f"{item.code} {item.subject}: {item.message}" for item in said][:12],
         r32=max((r.comparison.r32 or 0.0 for r in records if r.comparison), default=0.0),
@@ -141,6 +141,19 @@ def _components(
     records = [make_record(item.name, comparison=item, result=judge(item, thresholds, _SINGLE)) for item in found]
     rows = component_rows([FileEvidence("corpus", tuple(records), 1, (), "")], thresholds)
     return [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)], records
+
+
+class _Dead(BaseModel):
+    """What the alive gate proves by itself: the source moves with a key or a tensor, the port does not."""
+
+    kind: str = ""
+    says: str = ""
+
+
+def _dead(alive: GateResult) -> _Dead:
+    kinds = {ReasonCode.UNREAD_KEY.value: "config key not read", ReasonCode.DEAD_TENSOR.value: "tensor not used"}
+    first = next((reason for reason in alive.reasons if reason.code in kinds), None)
+    return _Dead(kind=kinds[first.code], says=f"{first.subject}: {first.message}") if first else _Dead()
 
 
 def _says(proven: CauseReport | None, causes: Sequence[CauseReport]) -> str:

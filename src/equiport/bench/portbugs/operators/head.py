@@ -115,7 +115,7 @@ class GraniteEmbedding(BugOperator):
     """embedding_multiplier is not read."""
 
     name, family = "embedding_multiplier dropped", "granite"
-    component, causes = ("embedding_multiplier", "embed_tokens"), ("embedding multiplier",)
+    component, causes = ("embedding_multiplier", "embed_tokens"), ("embedding multiplier", "config key not read")
 
     def inject(self, model: nn.Module) -> None:
         """The inner model."""
