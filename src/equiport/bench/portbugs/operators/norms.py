@@ -192,7 +192,7 @@ class NormWeightsExchanged(BugOperator):
     """The two norms of a layer hold each other's weights."""
 
     name, family = "norm weights exchanged", "mistral"
-    component, causes = ("layernorm",), ("wrong layer's weights", "norm placement")
+    component, causes = ("layernorm", "layers.{i}"), ("wrong layer's weights", "norm placement")
 
     def inject(self, model: nn.Module) -> None:
         """Every layer."""
