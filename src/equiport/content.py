@@ -1,4 +1,4 @@
-"""Where the content folders are (adapters, templates, scripts, examples, benchmarks), in a checkout and in a wheel alike."""
+"""Where the content folders are (adapters, templates, scripts, ...), in a checkout and in a wheel alike."""
 
 from __future__ import annotations
 

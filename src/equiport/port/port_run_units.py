@@ -39,7 +39,7 @@ def write_unit(units: Path, unit: str, files: UnitFiles) -> list[Path]:
 
 
 def audit_unit(units: Path, unit: str) -> UnitTest | None:
-    """Audit a unit's files and the testing utilities beside the units; None when nothing forbids to believe its test."""
+    """Audit a unit's files and the testing utilities beside the units; None when its test may be believed."""
     folder = units / unit
     found = audit_files([*sorted(folder.rglob("*.py")), *sorted(units.glob("*.py"))], units)
     found.save(folder / AUDIT_NAME)

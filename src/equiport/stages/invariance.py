@@ -148,7 +148,7 @@ def _shape_gate(item: ShapeFigures, thresholds: Thresholds) -> GateResult:
     subject = f"{item.path} path, {item.shape}"
     pooled = max(thresholds.r32_pooled, thresholds.consistency_own * item.own)
     worst = max(thresholds.r32_slice, thresholds.consistency_own * item.own_worst)
-    blind = ()
+    blind: tuple[Reason, ...] = ()
     if pooled > thresholds.r32_pooled or worst > thresholds.r32_slice:
         message = f"the source's own logits depend on the other rows of the batch ({item.own:.2g} of its bf16 error)"
         blind = (reason(ReasonCode.INCONSISTENT, message, subject),)
