@@ -17,7 +17,7 @@ _AFTER: dict[tuple[int, Verdict], str] = {
     (2, Verdict.FAIL): "stage 3 (localisation)",
     (2, Verdict.INCONCLUSIVE): "add --generate to write the missing tests, or more seeds",
     (3, Verdict.PASS): "compare the first suspect's source and port side by side (config keys, operations, casts); "
-    "write a patch into patches/ and run stage 4",
+    "write a patch into patches/ and run stage 4, or have it drafted: run_stage4.py --draft",
     (4, Verdict.PASS): "stages 1 and 5 to 6 with --patches-dir",
     (4, Verdict.FAIL): "what still fails is named; a broken composite means that the fix is incomplete",
     (3, Verdict.FAIL): "look at results/stage2.json by hand: a failing component has no change point",
