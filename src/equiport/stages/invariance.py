@@ -15,7 +15,7 @@ from equiport.compare.gates import GateResult, join
 from equiport.compare.gates_consistency import Consistency, consistency_gate
 from equiport.compare.reasons import ReasonCode, reason
 from equiport.compare.thresholds import Thresholds
-from equiport.compare.verdict import Verdict
+from equiport.compare.verdict import Reason, Verdict
 from equiport.fixtures.folder import read_config
 from equiport.fixtures.tokens import TokenBatch, draw_batch
 from equiport.reference.model import load_reference
