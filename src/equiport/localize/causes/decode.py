@@ -194,6 +194,11 @@ class OtherRows(Hypothesis):
             orders["the next row's"] = [(row + 1) % rows for row in range(rows)]
         for path, _ in _cores(case):
             for words, order in orders.items():
+
+                def exchanged(at: Case, surgery: Surgery, path: str = path, order: list[int] = order) -> None:
+                    surgery.output(at.model.get_submodule(path), lambda _, out: out[order])
+
+                yield Candidate(f"the rows that come out of {path} are {words}", exchanged, "keep the rows' order")
                 for own_new in (True, False):
 
                     def shown(q: Tensor, k: Tensor, n: Tensor, own_new: bool = own_new) -> tuple[Tensor, Tensor]:

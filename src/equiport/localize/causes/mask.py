@@ -96,6 +96,9 @@ class Causality(Hypothesis):
             "no causal mask in prefill": lambda q, k, n: _causal(q, k) | ((q < n) & (k < n)),
             "no mask at all": lambda q, k, n: torch.ones_like(_causal(q, k)),
             "a mask that hides the token itself": lambda q, k, n: _causal(q, k) & ((k < q) | (q == 0))[None],
+            "a mask that hides the token itself in prefill": lambda q, k, n: (
+                _causal(q, k) & ((k < q)[None] | (q == 0)[None] | (q >= n))
+            ),
             "a mask that shows the next token": lambda q, k, n: (k <= q + 1)[None],
             "a mask that shows the next token in prefill": (
                 lambda q, k, n: _causal(q, k) | ((q < n) & (k < n) & (k <= q + 1))

@@ -39,6 +39,9 @@ class FittedFrequencies(Hypothesis):
 
         def edit(at: Case, surgery: Surgery) -> None:
             for one in rotary_modules(at.model):
+                if "longrope" in str(getattr(one, "rope_type", "")):  # it sets its frequencies anew with each call
+                    surgery.forward(one, _tables(one, frequencies.to(held.dtype), amplitude))
+                    continue
                 for name in frequency_names(one):
                     surgery.parameter(one, name, frequencies.to(held.dtype))
                 if hasattr(one, "attention_scaling"):
@@ -169,8 +172,8 @@ class LowAngles(Hypothesis):
             yield Candidate(f"rotary {words} are rounded to bf16", edit, "compute angles in fp32")
 
 
-def _tables(rotary: nn.Module, frequencies: Tensor):  # type: ignore[no-untyped-def]
-    scale = float(getattr(rotary, "attention_scaling", 1.0))
+def _tables(rotary: nn.Module, frequencies: Tensor, amplitude: float | None = None):  # type: ignore[no-untyped-def]
+    scale = float(getattr(rotary, "attention_scaling", 1.0)) if amplitude is None else amplitude
 
     def forward(x: Tensor, position_ids: Tensor, *_: object) -> tuple[Tensor, Tensor]:
         angles = position_ids[..., None].to(frequencies.dtype) * frequencies

@@ -220,7 +220,7 @@ class DenseExperts(BugOperator):
                 out = torch.zeros_like(x)
                 for number in range(own.num_experts):
                     gate, up = F.linear(x, own.gate_up_proj[number]).chunk(2, -1)
-                    out = out + F.linear(F.silu(gate) * up, own.down_proj[number]) * full[:, number, None]
+                    out = out + F.linear(own.act_fn(gate) * up, own.down_proj[number]) * full[:, number, None]
                 return out
 
             wrap_forward(experts, dense)

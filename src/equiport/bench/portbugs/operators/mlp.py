@@ -122,18 +122,18 @@ class SquaredRelu(BugOperator):
         _activation(model, "act_fn", lambda x: F.relu(x).square())
 
 
-class SiluWritten(BugOperator):
-    """silu written out, gate and up taken from one product."""
+class WideActivation(BugOperator):
+    """The activation in fp32."""
 
-    name, family, control = "control: gate and up in one product", "qwen3", True
+    name, family, control = "control: activation in fp32", "qwen3", True
 
     def inject(self, model: nn.Module) -> None:
-        """All MLPs; the projections are called on all of their rows at once."""
+        """All MLPs."""
         for found in modules(model, ".mlp"):
             mlp = found.module
 
             def forward(original: object, x: Tensor, mlp: Any = mlp) -> Tensor:
                 gate, up = mlp.gate_proj(x), mlp.up_proj(x)
-                return mlp.down_proj((gate.float() * torch.sigmoid(gate.float())).to(x.dtype) * up)  # type: ignore[no-any-return]
+                return mlp.down_proj(mlp.act_fn(gate.float()).to(x.dtype) * up)  # type: ignore[no-any-return]
 
             wrap_forward(mlp, forward)

@@ -233,7 +233,12 @@ class BiasAddedSeparately(BugOperator):
         """All projections."""
         for found in modules(model, "_proj"):
             linear = found.module
-            wrap_forward(linear, lambda original, x, linear=linear: F.linear(x, linear.weight) + linear.bias)
+
+            def apart(original: Any, x: Tensor, linear: Any = linear) -> Tensor:
+                product = F.linear(x, linear.weight)
+                return product if linear.bias is None else product + linear.bias
+
+            wrap_forward(linear, apart)
 
 
 class ReductionSplit(BugOperator):

@@ -70,7 +70,7 @@ class NormBeforeRotation(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            q_norm, k_norm = attention.query_layernorm.forward, attention.key_layernorm.forward
+            q_norm, k_norm = _taken_out(attention, "query_layernorm", "key_layernorm")
 
             def before(
                 original: Callable[..., Any], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
@@ -79,8 +79,6 @@ class NormBeforeRotation(BugOperator):
                 return original(q_norm(q), k_norm(k), cos, sin)
 
             rotate(attention, before)
-            for norm in (attention.query_layernorm, attention.key_layernorm):
-                _only_alone(attention, norm)
 
 
 class NormAfterRotation(BugOperator):
@@ -92,7 +90,7 @@ class NormAfterRotation(BugOperator):
     def inject(self, model: nn.Module) -> None:
         """All layers."""
         for attention in attentions(model):
-            q_norm, k_norm = attention.q_norm.forward, attention.k_norm.forward
+            q_norm, k_norm = _taken_out(attention, "q_norm", "k_norm")
 
             def after(
                 original: Callable[..., Any], q: Tensor, k: Tensor, cos: Tensor, sin: Tensor,
@@ -102,23 +100,21 @@ class NormAfterRotation(BugOperator):
                 return q_norm(q), k_norm(k)
 
             rotate(attention, after)
-            for norm in (attention.q_norm, attention.k_norm):
-                _only_alone(attention, norm)
 
 
-def _only_alone(attention: Any, norm: Any) -> None:
-    """The norm passes its input on while the attention runs: it is applied elsewhere in it."""
-    running = [False]
+def _taken_out(attention: Any, *names: str) -> list[nn.Module]:
+    """The norms, which do nothing in their own places while the attention runs: they are called elsewhere in it."""
+    held = {name: attention._modules[name] for name in names}
 
-    def whole(original: Any, *args: Any, **kwargs: Any) -> Any:
-        running[0] = True
+    def forward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        attention._modules.update({name: nn.Identity() for name in names})
         try:
             return original(*args, **kwargs)
         finally:
-            running[0] = False
+            attention._modules.update(held)
 
-    wrap_forward(attention, whole)
-    wrap_forward(norm, lambda original, x: x if running[0] else original(x))
+    wrap_forward(attention, forward)
+    return list(held.values())
 
 
 class NormPerShard(BugOperator):

@@ -190,8 +190,12 @@ class SoftmaxAfterSame(BugOperator):
     name, family, control = "control: softmax after top-k, renormalised", "qwen3_moe", True
 
     def inject(self, model: nn.Module) -> None:
-        """All routers."""
-        _weights(model, lambda gate, logits, weights, indices: logits.float().gather(1, indices).softmax(-1))
+        """All routers, where the config asks for renormalisation."""
+
+        def chosen(gate: Any, logits: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+            return logits.float().gather(1, indices).softmax(-1) if gate.norm_topk_prob else weights
+
+        _weights(model, chosen)
 
 
 class RouterWide(BugOperator):
