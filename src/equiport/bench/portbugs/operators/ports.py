@@ -119,7 +119,7 @@ class PortKeysNotNormed(PortBug):
     """Keys are not normed."""
 
     name, family = "port: keys not normed", "olmo2"
-    component, causes = ("self_attn", "k_norm"), ("qk-norm",)
+    component, causes = ("self_attn", "k_norm"), ("qk-norm", "norm kind")
 
     def edit(self, source: str) -> str:
         """In the attention."""
