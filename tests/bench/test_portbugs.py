@@ -129,13 +129,6 @@ def test_a_text_that_is_not_there_is_an_error() -> None:
         replaced("a", "b", "c")
 
 
-def test_a_bug_is_detected_located_and_explained() -> None:
-    found = run_case(named("softmax scale inverted"), SEED, with_common=True)
-    assert found.right and found.component_right and found.cause_right, found
-    assert found.judged.stage == 2 and "self_attn" in found.judged.component
-    assert found.common is not None and "end to end R <= 2" in found.common.perturbed
-
-
 def test_a_weight_in_the_wrong_layer_is_named_by_stage_0() -> None:
     found = run_case(named("a layer's weights in another"), SEED)
     assert found.right and found.judged.stage == 0 and "down_proj" in found.judged.component, found
@@ -186,14 +179,18 @@ def test_the_table_counts_what_was_missed(tmp_path: Path) -> None:
     assert good.passed and not good.model_copy(update={"cases": []}).passed
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_detects_locates_and_explains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os._exit", lambda code: None)
     assert DEFAULT_SEED not in (7, SEED)
     output = tmp_path / "found.json"
-    call = ["bench", "portbugs", "--only", "final norm skipped", "--seed", "8", "--jobs", "1", "--output", str(output)]
+    call = ["bench", "portbugs", "--only", "scale inverted", "--seed", "8", "--jobs", "1", "--output", str(output)]
     ended = CliRunner().invoke(app, call)
     assert ended.exit_code == 0, ended.output
     written = json.loads(output.read_text())
-    assert written["passed"] and written["seed"] == 8 and written["summary"]["detected"]["count"] == 1
-    assert written["cases"][0]["component_right"] and output.with_suffix(".png").is_file()
+    assert written["passed"] and written["seed"] == SEED and written["summary"]["detected"]["count"] == 1
+    found = CaseResult.model_validate(written["cases"][0])
+    assert found.component_right and found.cause_right and found.judged.stage == 2, found
+    assert "self_attn" in found.judged.component and output.with_suffix(".png").is_file()
+    assert found.common is not None and "end to end R <= 2" in found.common.perturbed
     refused = CliRunner().invoke(app, ["bench", "portbugs", "--only", "no such bug"])
     assert refused.exit_code == 2 and "--only" in refused.output
