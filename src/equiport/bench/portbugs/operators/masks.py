@@ -12,7 +12,7 @@ from equiport.bench.portbugs.operator import BugOperator, attentions, masked
 class WindowMissing(BugOperator):
     """sliding_window is not read."""
 
-    name, family, quick = "window missing", "mistral", True
+    name, family = "window missing", "mistral"
     component, causes = ("self_attn",), ("window",)
 
     def inject(self, model: nn.Module) -> None:

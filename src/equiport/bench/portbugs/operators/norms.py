@@ -216,7 +216,7 @@ class NormWeightIgnored(BugOperator):
 class FusedNorm(BugOperator):
     """The norm as one call of a fused kernel, the weight in fp32 too."""
 
-    name, family, control, quick = "control: fused norm", "qwen3", True, True
+    name, family, control = "control: fused norm", "qwen3", True
 
     def inject(self, model: nn.Module) -> None:
         """All norms."""

@@ -59,7 +59,7 @@ def _decode_positions(model: nn.Module, moved: Callable[[Tensor], Tensor]) -> No
 class DecodeOneLate(BugOperator):
     """Positions in decode are one too high."""
 
-    name, family, quick = "position + 1 in decode", "llama", True
+    name, family = "position + 1 in decode", "llama"
     component, causes = ("self_attn",), ("position offset",)
 
     def inject(self, model: nn.Module) -> None:

@@ -88,7 +88,7 @@ class MlpBiasDropped(BugOperator):
 class OutputTransposed(BugOperator):
     """A square o_proj goes in untransposed."""
 
-    name, family, quick = "o_proj transposed", "llama", True
+    name, family = "o_proj transposed", "llama"
     component, causes = ("o_proj",), ("transpose",)
 
     def inject(self, model: nn.Module) -> None:
