@@ -75,8 +75,9 @@ def run_portbugs(bench: PortBugsBench, say: Callable[[CaseResult], None] = lambd
             for process in started:
                 process.kill()
                 process.wait()
+        said = "; ".join(dict.fromkeys(_last_words(file) for file in files))
     there = {case.operator for case in cases} | set(failed)
-    failed.update({one.name: "its process ended without a result" for one in operators if one.name not in there})
+    failed.update({one.name: f"its process ended: {said}" for one in operators if one.name not in there})
     return PortBugsTable(seed=bench.seed, quick=bench.quick, versions=_versions(), cases=cases, failed=failed)
 
 
@@ -84,13 +85,21 @@ def _start(file: Path, seed: int, share: Sequence[Defect]) -> subprocess.Popen[b
     command = [sys.executable, "-m", "equiport.bench.portbugs.worker", str(file), str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     # a session of its own: on a shared machine each worker then gets its share
-    return subprocess.Popen(
-        [*command, *(one.name for one in share)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with open(file.with_suffix(".err"), "wb") as errors:
+        return subprocess.Popen(
+            [*command, *(one.name for one in share)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
+
+
+def _last_words(file: Path) -> str:
+    """The last line that a worker wrote on its error stream."""
+    errors = file.with_suffix(".err")
+    lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines() if errors.is_file() else []
+    return lines[-1] if lines else "without a word"
 
 
 def _new_lines(file: Path, read: dict[Path, int]) -> list[dict[str, object]]:
