@@ -51,7 +51,7 @@ def test_a_drafted_patch_mends_the_port_and_the_experiment_passes_with_it(fresh:
     fresh.port.write_text(off.edit(fresh.port.read_text()))
     source = fresh.port.read_bytes()
     failed = cli("validate", *fresh.validate_flags)
-    assert failed.code == 1 and "FAIL at stage 2" in failed.out, failed.out + failed.err
+    assert failed.code == 1 and "layers.{i}.self_attn" in failed.out, failed.out + failed.err
     assert not list((fresh.exp / "patches").glob("*.py")), "nothing is patched unasked"
     drafted = cli("stage4", "--exp-dir", fresh.exp, "--draft")
     assert drafted.code == 0, drafted.out + drafted.err
@@ -74,7 +74,7 @@ def test_stage_4_without_patches_is_refused(done: World, cli: Cli) -> None:
 
 
 def test_a_draft_needs_stage_3(done: World, cli: Cli) -> None:
-    assert cli("stage4", "--exp-dir", done.exp, "--draft").is_clear_error(3, "stage 3")
+    assert cli("stage4", "--exp-dir", done.exp, "--draft").is_clear_error(4, "stage 3")
 
 
 def test_every_stage_refuses_a_patches_folder_that_is_not_there(done: World, cli: Cli, tmp_path: Path) -> None:
