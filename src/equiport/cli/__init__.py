@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import audit, bench, doctor, plan, port, report, validate
+from equiport.cli import audit, bench, doctor, plan, port, report, skills, validate
 
 app = typer.Typer(
     name="equiport",
@@ -21,6 +21,7 @@ app.command("audit", help=audit.HELP)(audit.audit)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
 app.add_typer(bench.app, name="bench")
+app.add_typer(skills.app, name="skills")
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 
 
