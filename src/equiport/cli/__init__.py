@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import audit, bench, doctor, plan, port, report, skills, validate
+from equiport.cli import audit, bench, deploy, doctor, plan, port, report, skills, validate
 
 app = typer.Typer(
     name="equiport",
@@ -22,6 +22,7 @@ app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)
 app.add_typer(bench.app, name="bench")
 app.add_typer(skills.app, name="skills")
+app.command("deploy", help=deploy.HELP)(deploy.deploy)
 app.command("doctor", help=doctor.HELP)(doctor.doctor)
 
 

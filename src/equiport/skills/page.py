@@ -104,3 +104,8 @@ def _frontmatter(text: str) -> tuple[dict[str, Any] | None, str, str, int]:
 def slug(heading: str) -> str:
     """The anchor of a heading, as code hosts make it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def body_of(text: str) -> str:
+    """A page's text without its frontmatter."""
+    return _frontmatter(text)[2]
