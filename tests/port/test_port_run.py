@@ -42,7 +42,7 @@ def test_what_a_port_leaves(made: tuple[Path, Path]) -> None:
         folder = out / "units" / unit["id"]
         test = (folder / "test_block.py").read_text()
         assert (folder / "nxdi_block.py").is_file() and "block_testing_utils.test_block_correctness" in test
-        assert "PASS" in (folder / "test.log").read_text()
+        assert "PASS" in (folder / "test_block.log").read_text()
     state = json.loads((out / "port_state.json").read_text())
     assert {step["status"] for step in state["steps"].values()} == {"done"}
     assert "NeuronGraniteForCausalLM" in (out / "README.md").read_text()

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from equiport.audit.engine import audit_files
 from equiport.audit.render import PAGE_NAME, headline, page
 from equiport.audit.report import AUDIT_NAME
+from equiport.compare.verdict import Verdict
 from equiport.content import content_dir
 from equiport.experiment.atomic import write_text
 from equiport.port.translate import BLOCK_FILE, TEST_FILE, UnitFiles
+from equiport.stages.component_evidence import FileEvidence, collect_evidence
 
 _TOOLS = "block_testing_utils.py"
 
@@ -53,36 +52,30 @@ def audit_unit(units: Path, unit: str) -> UnitTest | None:
 def run_unit_test(units: Path, unit: str, timeout: float = 300.0) -> UnitTest:
     """Run the unit's test with this interpreter in a process of its own, without third-party pytest plugins.
 
-    A test file without a passed test does not pass, nor does one that the audit does not find clean: it is not run.
+    It passes by the records of the comparator and pytest's outcomes, never by what it prints. A test file that the
+    audit does not find clean does not pass: it is not run.
     """
     refused = audit_unit(units, unit)
     if refused is not None:
         return refused
     folder = units / unit
-    log = folder / "test.log"
-    command = [
-        sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir", str(folder),
-        "--import-mode=prepend", str(folder / TEST_FILE),
-    ]  # fmt: skip
     paths = [str(units), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    try:
-        ended = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout, check=False
-        )
-        # pytest's own last word is the end of standard output
-        output, code = ended.stderr + ended.stdout, ended.returncode
-    except subprocess.TimeoutExpired:
-        output, code = f"no end after {timeout:g} s", -1
-    write_text(log, output)
-    shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    said = [line for line in output.splitlines() if line.strip()]
-    failing = [line[1:].strip() for line in said if line.startswith("E ")]
-    passed = code == 0 and bool(said) and " passed" in said[-1]
-    return UnitTest(passed, (said[-1] if passed or not failing else failing[0])[:300] if said else "no output", log)
+    (ended,) = collect_evidence([folder / TEST_FILE], timeout, folder, environment=environment)
+    return _judged(ended, folder / f"{Path(TEST_FILE).stem}.log")
+
+
+def _judged(ended: FileEvidence, log: Path) -> UnitTest:
+    faults = sorted(ended.reasons, key=lambda reason: reason.code != "TEST_FAILED")
+    failed = next((record for record in ended.records if record.verdict is not Verdict.PASS), None)
+    if faults:
+        return UnitTest(False, faults[0].message[:300], log)
+    if failed is not None:
+        why = "; ".join(reason.message for reason in failed.reasons)
+        return UnitTest(False, f"{failed.name}: {failed.verdict.value} {why}"[:300], log)
+    return UnitTest(True, f"{ended.tests} passed, {len(ended.records)} comparisons", log)

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,17 +39,23 @@ class FileEvidence:
 
 
 def collect_evidence(
-    tests: Sequence[Path], timeout: float, log_dir: Path, thresholds: Path | None = None
+    tests: Sequence[Path],
+    timeout: float,
+    log_dir: Path,
+    thresholds: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> list[FileEvidence]:
     """Run each file through pytest in a fresh process, two at a time, limited to `timeout` seconds each.
 
-    `thresholds`: the file whose limits generated tests judge by.
+    `thresholds`: the file whose limits generated tests judge by. `environment`: variables instead of this process's.
+    No configuration of pytest's is read, in whatever folder the files lie.
     """
+    variables = dict(os.environ if environment is None else environment)
     log_dir.mkdir(parents=True, exist_ok=True)
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=_WORKERS) as pool:
         try:
-            return list(pool.map(lambda path: _run_file(path, timeout, log_dir, stop, thresholds), tests))
+            return list(pool.map(lambda path: _run_file(path, timeout, log_dir, stop, thresholds, variables), tests))
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -57,13 +63,18 @@ def collect_evidence(
 
 
 def _run_file(
-    path: Path, timeout: float, log_dir: Path, stop: threading.Event, thresholds: Path | None
+    path: Path,
+    timeout: float,
+    log_dir: Path,
+    stop: threading.Event,
+    thresholds: Path | None,
+    variables: Mapping[str, str],
 ) -> FileEvidence:
     with tempfile.TemporaryDirectory(prefix="equiport-evidence-") as work:
         records, outcomes = Path(work) / "records.jsonl", Path(work) / "outcomes.jsonl"
         records.touch()
         environment = {
-            **os.environ,
+            **variables,
             RECORDS_ENV: str(records),
             "EQUIPORT_OUTCOMES": str(outcomes),
             "NXD_CPU_MODE": "1",
