@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Draws the example plots of references/example_plots from real runs of stages 0 to 2 on a small Llama.
 
-The example port is validated as it is, and with one defect appended to its file: another rotation style, or a norm whose
-variance is computed in the model's dtype. Of each, one component's worst prefill sample is plotted by the comparator.
+The example port is validated as it is, and with one defect appended to its file: another rotation style, or a norm
+whose variance is computed in the model's dtype. Of each, one component's worst prefill sample is plotted.
 """
 
 from __future__ import annotations
