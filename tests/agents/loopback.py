@@ -1,6 +1,6 @@
 """A Messages API on loopback whose model is a function: `script(Ask) -> Answer`. Nothing else is served.
 
-The function is pure: it sees the whole conversation in each request, so a request that is sent again gets the same answer.
+The function is pure: it sees the whole conversation in each request, so a request sent again gets the same answer.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ Script = Callable[[Ask], "Answer | list[dict[str, Any]] | str"]
 
 @dataclass
 class Loopback:
-    """The server, as a context. `asks`: requests for an answer; `others`: all other requests; `faults`: of the script."""
+    """The server, as a context. `asks`: requests for an answer; `others`: all others; `faults`: of the script."""
 
     script: Script
     asks: list[Ask] = field(default_factory=list)

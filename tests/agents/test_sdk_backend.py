@@ -72,48 +72,48 @@ def test_a_users_own_settings_are_not_loaded(
     assert "BANANA" not in json.dumps(model.asks[0].body)
 
 
-@pytest.mark.parametrize(
-    "way", ["outside", "absolute", "link", "folder link", "hard link", "toolkit", "test of the toolkit", "below", "home"]
-)
+WAYS = {
+    "outside": "../fresh.py", "absolute": "{alone}/fresh.py", "link": "{ws}/out.py", "folder link": "{ws}/sub/fresh.py",
+    "hard link": "{ws}/out.py", "toolkit": "{ws}/block_testing_utils.py", "test of the toolkit": "{ws}/test_place.py",
+    "below": "{ws}/new/out.py", "home": "~/fresh.py",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_writes_beside_the_job_are_refused(
     way: str, backend: SdkBackend, model: Loopback, workspace: Path, alone: Path
 ) -> None:
     victim = alone / "victim.py"
-    victim.write_text("as it was\n")
-    (workspace / "block_testing_utils.py").write_text("as it was\n")
-    (workspace / "test_place.py").write_text("as it was\n")
+    kept = (victim, workspace / "block_testing_utils.py", workspace / "test_place.py")
+    for file in kept:
+        file.write_text("as it was\n")
     if way == "link":
-        (workspace / "out.py").symlink_to(victim)
+        (workspace / "out.py").symlink_to(alone / "fresh.py")
     if way == "folder link":
         (workspace / "sub").symlink_to(alone)
     if way == "hard link":
         (workspace / "out.py").hardlink_to(victim)
-    path = {
-        "outside": "../victim.py", "absolute": str(victim), "link": str(workspace / "out.py"),
-        "folder link": str(workspace / "sub" / "victim.py"), "hard link": str(workspace / "out.py"),
-        "toolkit": str(workspace / "block_testing_utils.py"), "test of the toolkit": str(workspace / "test_place.py"),
-        "below": str(workspace / "new" / "out.py"), "home": "~/victim.py",
-    }[way]  # fmt: skip
-    refused: list[bool] = []
+    path = WAYS[way].format(alone=alone, ws=workspace)
 
     def script(ask: Ask) -> Any:
-        if ask.turn == 0:
-            return [call("Read", file_path=str(workspace / "test_place.py"))]
+        if ask.turn == 0:  # what is there must have been read before the command line lets it be written
+            names = ("block_testing_utils.py", "test_place.py", "out.py")
+            return [call("Read", file_path=str(workspace / name)) for name in names]
         if ask.turn == 1:
             return [call("Write", file_path=path, content="taken over\n")]
         if ask.turn == 2:
-            refused.append(ask.results[0][0])
+            assert ask.results[0][0], ask.results
             return [call("Edit", file_path=path, old_string="as it was", new_string="taken over")]
-        refused.append(ask.results[0][0])
+        assert ask.results[0][0], ask.results
         return "tried"
 
     model.script = script
     ended = run(backend, workspace)
-    assert ended.stop is Stop.DONE and refused == [True, True]
-    assert len(ended.denials) == 2, ended.denials
-    for file in (victim, workspace / "block_testing_utils.py", workspace / "test_place.py"):
-        assert file.read_text() == "as it was\n"
-    assert not (workspace / "new").exists() and not (alone / "home" / "victim.py").exists()
+    assert ended.stop is Stop.DONE
+    assert {denial.tool for denial in ended.denials} >= {"Write"}, ended.denials
+    assert all(file.read_text() == "as it was\n" for file in kept)
+    left = {str(file.relative_to(alone)) for file in alone.rglob("*") if file.name in ("fresh.py", "new")}
+    assert left == set()
 
 
 def test_reads_elsewhere_and_other_tools_are_refused(
@@ -223,9 +223,7 @@ def test_a_job_without_end_is_stopped(backend: SdkBackend, model: Loopback, work
     assert ended.stop is Stop.TIMEOUT and ended.seconds < 20
 
 
-def test_a_session_goes_on_and_its_cost_counts_all_of_it(
-    backend: SdkBackend, model: Loopback, workspace: Path
-) -> None:
+def test_a_session_goes_on_and_its_cost_counts_all_of_it(backend: SdkBackend, model: Loopback, workspace: Path) -> None:
     model.script = writes(workspace / "out.py")
     first = run(backend, workspace)
     model.script = lambda ask: "went on"

@@ -58,8 +58,8 @@ class Access:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work. `schema`: a JSON schema that the answer must have; `timeout` in seconds; `stamp`: what else the
-    answer depends on and the agent is not told."""
+    """One piece of work. `schema`: a JSON schema that the answer must have; `timeout` in seconds; `stamp`: what else
+    the answer depends on and the agent is not told."""
 
     name: str
     prompt: str

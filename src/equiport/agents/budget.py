@@ -36,8 +36,7 @@ class Budget:
         if self.left_usd < LEAST_USD:
             held = f" and {self._reserved:.2f} set aside for jobs that run" if self._reserved else ""
             raise BudgetSpent(
-                f"the budget of {self.total_usd:.2f} USD does not suffice for {what}: "
-                f"{self.spent_usd:.4f} spent{held}",
+                f"the budget of {self.total_usd:.2f} USD does not suffice for {what}: {self.spent_usd:.4f} spent{held}",
                 field="--budget-usd",
                 remedy="Run again with a larger budget: nothing that is paid for is repeated.",
             )

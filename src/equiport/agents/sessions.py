@@ -44,7 +44,9 @@ class Sessions:
             ModelUnreachable: the model or its API gave no answer.
         """
         key = job_key(job)
-        known = next((item for item in reversed(self._journal.jobs()) if (item.name, item.key) == (job.name, key)), None)
+        known = next(
+            (item for item in reversed(self._journal.jobs()) if (item.name, item.key) == (job.name, key)), None
+        )
         cut_off = known if known is not None and (known.status == "running" or known.short) else None
         if known is not None and cut_off is None and known.stop not in _PASSING:
             self.say(f"{job.name}: paid for already ({known.cost_usd:.4f} USD)")
@@ -88,7 +90,9 @@ class Sessions:
     def _transcript(self, job: Job) -> str:
         stem = re.sub(r"\W+", "_", job.name).strip("_")
         taken = {item.transcript for item in self._journal.jobs()}
-        names = (str(self._folder / f"{stem}{number}.jsonl") for number in ("", *(f"_{count}" for count in range(2, 99))))
+        names = (
+            str(self._folder / f"{stem}{number}.jsonl") for number in ("", *(f"_{count}" for count in range(2, 99)))
+        )
         return next(name for name in names if name not in taken)
 
 
@@ -99,7 +103,8 @@ def job_key(job: Job) -> str:
 
 
 def _line(job: Job, result: JobResult, budget: Budget) -> str:
-    said = f"{job.name}: {result.stop.value}, {result.turns} turns, {result.tokens.total} tokens, {result.cost_usd:.4f} USD"
+    said = f"{job.name}: {result.stop.value}, {result.turns} turns, {result.tokens.total} tokens"
+    said += f", {result.cost_usd:.4f} USD"
     if result.denials:
         said += f", {len(result.denials)} calls refused"
     of = f" of {budget.total_usd:.2f}" if budget.total_usd is not None else ""
