@@ -47,8 +47,7 @@ def audit_files(
     work = read_work(files, root)
     found = list(dict.fromkeys(finding for module in work.modules for finding in _of_module(module, work)))
     found += _of_source(sorted({*families, *imported_families(work.modules)}))
-    used: set[Suppression] = set()
-    found = [_suppressed(finding, suppressions, used) for finding in found]
+    found, used = let_stand(found, suppressions)
     order = list(Severity)
     found.sort(key=lambda item: (order.index(item.severity), item.file, item.line, item.rule))
     return AuditReport(
@@ -106,6 +105,12 @@ def _finding(rule: Rule, hit: Hit, module: ParsedModule, work: Work) -> Finding:
         why=rule.why,
         remedy=rule.remedy,
     )
+
+
+def let_stand(found: Sequence[Finding], suppressions: Sequence[Suppression]) -> tuple[list[Finding], set[Suppression]]:
+    """The findings, those that a suppression names with its reason; and the suppressions that did."""
+    used: set[Suppression] = set()
+    return [_suppressed(finding, suppressions, used) for finding in found], used
 
 
 def _suppressed(finding: Finding, suppressions: Sequence[Suppression], used: set[Suppression]) -> Finding:

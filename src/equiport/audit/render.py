@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from equiport.audit import provenance
+from equiport.audit.dynamic.rules import DYNAMIC_RULES
 from equiport.audit.registry import RULES
-from equiport.audit.report import AuditReport, Finding
+from equiport.audit.report import AuditReport, DynamicReport, Finding
 from equiport.errors import EquiportError
 
 _ALL = (*RULES, provenance.RULE)
+_EXPLAINED = (*_ALL, *DYNAMIC_RULES)
+_STATIC = (
+    "Rules over source text alone: nothing was run. `equiport audit PATH --dynamic` tries whether the tests notice a "
+    "wrong port."
+)
 PAGE_NAME = "AUDIT.md"
 
 
@@ -19,6 +25,7 @@ def headline(report: AuditReport) -> str:
     parts = [f"{len(report.rules)} rules", f"{len(report.files)} files"]
     parts += [f"{len(report.notes)} notes"] if report.notes else []
     parts += [f"{len(report.suppressed)} suppressed"] if report.suppressed else []
+    parts += [mutation_line(report)] if report.dynamic else []
     return f"audit: {what} ({', '.join(parts)})"
 
 
@@ -47,10 +54,42 @@ def page(report: AuditReport) -> str:
         lines += [f"- `{item.rule}` {item.file}: {item.reason}" for item in report.unused_suppressions] + [""]
     lines += ["## Rules that ran", "", "| rule | severity | what it finds |", "|---|---|---|"]
     lines += [f"| {rule.id} | {rule.severity.value} | {rule.title} |" for rule in _ALL if rule.id in report.rules]
-    lines += ["", "Rules over source text: what a port does at run time is not part of this audit.", ""]
+    lines += ["", "## What ran", "", *_ran(report)]
     lines += ["## Files", "", "| file | sha256 |", "|---|---|"]
     lines += [f"| {name} | {digest} |" for name, digest in report.files.items()]
     return "\n".join(lines) + "\n"
+
+
+def mutation_line(report: AuditReport) -> str:
+    """How many wrong ports the tests noticed, over everything that ran."""
+    killed, total = sum(item.killed for item in report.dynamic), sum(item.total for item in report.dynamic)
+    return f"{killed} of {total} wrong ports noticed" if total else "no wrong port could be tried"
+
+
+def _ran(report: AuditReport) -> list[str]:
+    if not report.dynamic:
+        return [_STATIC, ""]
+    lines = [line for item in report.dynamic for line in _run(item)]
+    return [*lines, "| rule | severity | what it finds |", "|---|---|---|", *(
+        f"| {rule.id} | {rule.severity.value} | {rule.title} |" for rule in DYNAMIC_RULES
+    ), ""]  # fmt: skip
+
+
+def _run(item: DynamicReport) -> list[str]:
+    score = f"{item.killed / item.total:.0%}" if item.total else "none could be tried"
+    lines = [
+        f"{item.subjects} of {item.tests} tests pass and run the port. Mutation score {score} "
+        f"({item.killed} of {item.total}), unchanged ports failed: 0. Network: {item.network or 'not cut off'}. "
+        f"{item.seconds:.1f} s.",
+        "",
+        f"Checks that came to their end: {', '.join(item.checks) or 'none'}.",
+        "",
+    ]
+    lines += [f"Left out, for want of time: {', '.join(item.left_out)}.", ""] if item.left_out else []
+    if item.mutants:
+        lines += ["| wrong port | noticed by | of |", "|---|---|---|"]
+        lines += [f"| {row.mutant} | {row.killed} | {row.total} |" for row in item.mutants] + [""]
+    return lines
 
 
 def _entry(item: Finding) -> list[str]:
@@ -68,13 +107,13 @@ def explain(rule_id: str) -> str:
     Raises:
         EquiportError: no such rule.
     """
-    for rule in _ALL:
+    for rule in _EXPLAINED:
         if rule.id == rule_id:
             parts = [f"{rule.id} ({rule.severity.value}): {rule.title}", f"why: {rule.why}", f"do:  {rule.remedy}"]
             parts += [line for item in rule.bad[:1] for line in (f"finds ({item.file}):", _indented(item.code))]
             parts += [line for item in rule.good[:1] for line in (f"leaves alone ({item.file}):", _indented(item.code))]
             return "\n".join(parts)
-    known = ", ".join(rule.id for rule in _ALL)
+    known = ", ".join(rule.id for rule in _EXPLAINED)
     raise EquiportError(f"no rule {rule_id!r}", field="--explain", remedy=f"Rules: {known}.")
 
 

@@ -46,6 +46,44 @@ class Suppression(BaseModel):
     reason: str = Field(min_length=10)
 
 
+class MutantRow(BaseModel):
+    """One way to make the port wrong: of `total` tests that run the port, how many fail then."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mutant: str
+    killed: int
+    total: int
+
+
+class DynamicReport(BaseModel):
+    """What ran, in limited processes. `key`: sha256 over the files and versions that it holds for.
+
+    `checks`: the jobs that came to their end; `subjects`: tests that pass and run the port, of `tests`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    network: str = ""
+    checks: list[str] = Field(default_factory=list)
+    tests: int = 0
+    subjects: int = 0
+    mutants: list[MutantRow] = Field(default_factory=list)
+    left_out: list[str] = Field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def killed(self) -> int:
+        """Pairs of a test and a wrong port that it notices."""
+        return sum(row.killed for row in self.mutants)
+
+    @property
+    def total(self) -> int:
+        """All pairs of a test and a wrong port."""
+        return sum(row.total for row in self.mutants)
+
+
 class AuditReport(BaseModel):
     """The whole of one audit. `files` maps each audited file to its sha256."""
 
@@ -59,6 +97,7 @@ class AuditReport(BaseModel):
     findings: list[Finding]
     suppressions: list[Suppression] = Field(default_factory=list)
     unused_suppressions: list[Suppression] = Field(default_factory=list)
+    dynamic: list[DynamicReport] = Field(default_factory=list)
     seconds: float = 0.0
 
     @property

@@ -14,10 +14,15 @@ HELP = """Audit a port and its tests: could they pass without being right?
 
 Examples:
   equiport audit units/attention
+  equiport audit units/attention --dynamic
   equiport audit modeling_x_nxdi.py --out audit
   equiport audit --explain reference-in-workspace
 
 The source is parsed, never imported. Writes audit.json and AUDIT.md into PATH (or its folder), or --out.
+With --dynamic the tests are also run, in processes of their own that have limits of time and memory, no network and no
+right to write: the port is made wrong in several ways, and the tests must notice; its determinism, uninitialised
+memory, other seeds and shapes are tried, and whether it runs the reference's code. Default is --static-only, which runs
+nothing. What was run before on the same files is not run again (audit.json).
 A suppressions file lets findings stand, each with a reason that AUDIT.md prints.
 
 Exit 0: clean (notes are allowed); 1: errors or warnings; 2: bad input, or no Python file.
@@ -29,6 +34,10 @@ def audit(
     explain: Annotated[str | None, typer.Option(help="Explain a rule, and end.")] = None,
     suppressions: Annotated[Path | None, typer.Option(help="Suppressions file (JSON), with reasons.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for audit.json and AUDIT.md.")] = None,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic/--static-only", help="Also run the tests, with wrong ports among others.")
+    ] = False,
+    seconds: Annotated[float, typer.Option(min=1.0, help="With --dynamic: limit for each folder of tests.")] = 120.0,
     debug: Debug = False,
     quiet: Quiet = False,
 ) -> None:
@@ -49,6 +58,13 @@ def audit(
             raise EquiportError("PATH is missing", remedy="Give a Python file or a folder, or --explain RULE.")
         found = audit_path(path, load_suppressions(suppressions) if suppressions else ())
         folder = out or (path if path.is_dir() else path.parent)
+        if dynamic:
+            from equiport.audit.dynamic.launch import DynamicOptions, add_dynamic, earlier
+            from equiport.audit.work import python_files
+
+            root = path if path.is_dir() else path.parent
+            known = earlier(folder / AUDIT_NAME)
+            found = add_dynamic(found, python_files(path), root, DynamicOptions(seconds=seconds), known=known)
         found.save(folder / AUDIT_NAME)
         write_text(folder / PAGE_NAME, page(found))
         print(headline(found) if quiet else table(found))

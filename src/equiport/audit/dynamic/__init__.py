@@ -1,0 +1,1 @@
+"""What tests and ports do when they run: checks in fresh, limited processes, never in the audit's own."""
