@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from held_out import CHEATS, PORT
+from equiport.bench.audit.held_out import CHEATS, PORT
 from worlds import EXAMPLE_PORT, Cli
 
 from equiport.audit import RULES, audit_path, load_report

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from held_out import CHEATS, HONEST, PORT
+from equiport.bench.audit.held_out import CHEATS, HONEST, PORT
 from worlds import Cli, World
 
 from equiport.audit import RULES

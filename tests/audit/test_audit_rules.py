@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from held_out import CHEATS, HONEST
+from equiport.bench.audit.held_out import CHEATS, HONEST
 
 from equiport.audit import RULES, Severity, audit_path
 from equiport.audit.model import Rule, Sample

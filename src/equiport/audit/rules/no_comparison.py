@@ -38,8 +38,23 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 yield Hit(judging[0], "is compared under a condition alone, which may not hold")
             continue
         asserts = [node for node in module.nodes if isinstance(node, ast.Assert) and module.function_of(node) in bodies]
+        if found and not asserts and _expects_error(module, function):
+            continue
         if not any(_compares(module, node.test) for node in asserts):
             yield Hit(function, f"{function.name} compares nothing of the port with the source")
+
+
+def _expects_error(module: ParsedModule, function: FunctionNode) -> bool:
+    """`with pytest.raises(...)`: a test of what is refused, beside tests that compare."""
+    return any(
+        isinstance(node, ast.withitem)
+        and isinstance(node.context_expr, ast.Call)
+        and (
+            module.is_any(node.context_expr.func, frozenset({"pytest.raises", "pytest.warns"}))
+            or getattr(node.context_expr.func, "attr", "").startswith("assertRaises")
+        )
+        for node in ast.walk(function)
+    )
 
 
 def _conditional(module: ParsedModule, call: ast.Call) -> bool:

@@ -16,6 +16,9 @@ _INSIDES = frozenset({"__globals__", "__subclasses__", "__builtins__", "__code__
                       "f_locals", "f_back", "tb_frame", "__loader__"})  # fmt: skip
 _BY_PATH = frozenset({"importlib.util.spec_from_file_location", "runpy.run_path", "runpy.run_module",
                       "importlib.machinery.SourceFileLoader"})  # fmt: skip
+_MAKING_CODE = frozenset({"marshal.loads", "marshal.load", "types.FunctionType", "types.CodeType", "dill.loads",
+                          "cloudpickle.loads", "code.interact"})  # fmt: skip
+_BY_NAME = frozenset({"operator.attrgetter", "operator.methodcaller"})
 _WATCHED = ("torch", "transformers", "equiport", "tensor_compare", "block_testing_utils", "builtins", "pytest", "numpy")
 
 
@@ -28,6 +31,10 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             yield Hit(call, f"{executing} runs text that is not in the file", soft)
         elif module.is_any(call.func, _IMPORTING) and not isinstance(literal(call.args[0] if call.args else None), str):
             yield Hit(call, "imports a module whose name is computed", soft)
+        elif module.is_any(call.func, _MAKING_CODE):
+            yield Hit(call, "makes code out of data", soft)
+        elif module.is_any(call.func, _BY_NAME) and not all(isinstance(literal(item), str) for item in call.args[:1]):
+            yield Hit(call, "takes an attribute whose name is computed", soft)
         elif module.is_any(call.func, _BY_PATH):
             yield Hit(call, "loads a file by its path: put its folder on sys.path and import it", Severity.WARNING)
         elif _computed_attribute(module, call):
