@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,42 +74,54 @@ EXAMPLES = (
 
 
 def draw(example: Example, work: Path, output: Path) -> str:
-    """Validate the example's port through stage 2 and plot; returns one line of figures."""
+    """Stage 0 and the traced run of stage 2 for the example's port, then the plots; returns one line of figures."""
+    from PIL import Image
+
     from equiport.experiment import Experiment
+    from equiport.fixtures.weights import WeightKind
+    from equiport.stacks.loading import load_adapter
+    from equiport.stacks.port_classes import find_port_classes
+    from equiport.stages import stage0
     from equiport.stages.component_check import compare_sample
-    from equiport.stages.component_fixtures import component_samples, trace_folder
+    from equiport.stages.component_fixtures import TracePlan, component_samples, trace_folder, write_trace
+    from equiport.stages.frame import StageOptions, Subject
+    from equiport.stages.progress import Progress
 
     model, port, exp = work / "model", work / example.stem / "modeling_llama_nxdi.py", work / f"{example.stem}_exp"
     model.mkdir(parents=True, exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
     port.parent.mkdir()
     port.write_text((ROOT / "examples/llama/modeling_llama_nxdi.py").read_text() + example.appended)
-    command = ["validate", "--port", port, "--model", model, "--out", exp, "--through", "2", "--quiet"]
-    ended = subprocess.run([sys.executable, "-c", "from equiport.cli import main; main()", *map(str, command)])
-    if ended.returncode not in (0, 1):
-        raise SystemExit(f"{example.stem}: equiport validate ended with {ended.returncode}")
-    samples = [one for one in component_samples(trace_folder(Experiment.open(exp)), example.component)
-               if one.phase == "prefill" and one.fixture_kind == "perturbed"]  # fmt: skip
-    found = [(compare_sample(sample).r_ratio, sample) for sample in samples]
-    _, sample = max(found, key=lambda pair: pair[0])
+    subject, adapter = Subject(model, find_port_classes(port), "nxdi"), load_adapter("nxdi")
+    stage0.run(StageOptions(quiet=True), subject, adapter, exp / "model_tree")
+    experiment = Experiment.open(exp)
+    plan = TracePlan((42,), (WeightKind.PERTURBED,))
+    write_trace(experiment, subject, adapter, exp / "fixtures" / "synthetic", plan, Progress(quiet=True))
+    samples = [one for one in component_samples(trace_folder(experiment), example.component) if one.phase == "prefill"]
+    sample = max(samples, key=lambda one: compare_sample(one).r_ratio)
     drawn = compare_sample(sample, work / "plots" / example.stem)
     folder = output / example.folder
     folder.mkdir(parents=True, exist_ok=True)
     for path in drawn.plots:
         kind = Path(path).stem.rsplit("_", 1)[-1]
-        shutil.copyfile(path, folder / f"{example.stem}_{kind}.png")
+        # few colours suffice, and the file is a third
+        Image.open(path).convert("RGB").quantize(64).save(folder / f"{example.stem}_{kind}.png", optimize=True)
     return f"{example.stem}: {sample.name}, R={drawn.r_ratio:.3g}, R32={drawn.r32:.2g}"
 
 
 def main() -> int:
-    """Command line."""
+    """Command line; every example in a process of its own, since their ports have one module name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "references" / "example_plots", help="folder to write to")
-    parser.add_argument("--work", type=Path, help="keep the experiments here")
+    parser.add_argument("--only", choices=[example.stem for example in EXAMPLES], help="one example")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        for example in EXAMPLES:
-            print(draw(example, (options.work or Path(folder)).resolve(), options.output), flush=True)
+    for example in EXAMPLES:
+        if options.only == example.stem:
+            with tempfile.TemporaryDirectory() as folder:
+                print(draw(example, Path(folder).resolve(), options.output), flush=True)
+        elif options.only is None:
+            command = [sys.executable, __file__, "--only", example.stem, "--output", str(options.output)]
+            subprocess.run(command, check=True)
     return 0
 
 
