@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "hidden_act": "silu",
     "rope_theta": 10000.0, "clip_qkv": 2.0, "tie_word_embeddings": False, "attention_bias": False,
     # nothing reads it: the question that is open
-    "sliding_window": 8,
+    "mlp_bias": True,
 }  # fmt: skip
 
 ATTENTION = '''"""OLMo: attention whose projections are clamped."""
@@ -207,7 +207,7 @@ _SOURCE = "from transformers.models.olmo.modeling_olmo import {names}"
 
 
 def _tiny() -> dict[str, Any]:
-    return {name: value for name, value in CONFIG.items() if name not in ("architectures", "sliding_window")}
+    return {name: value for name, value in CONFIG.items() if name not in ("architectures", "mlp_bias")}
 
 
 def attention_test(*, cheats: bool = False) -> str:

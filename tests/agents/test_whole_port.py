@@ -28,7 +28,7 @@ class Olmo:
         subject = ask.job
         if subject.startswith("open questions"):
             answers = [
-                {"id": "disagree.sliding_window", "answer": "source", "reason": "modeling_olmo.py never reads it"}
+                {"id": "disagree.mlp_bias", "answer": "source", "reason": "modeling_olmo.py never reads it"}
             ]
             return [call("StructuredOutput", answers=answers)]
         if subject.startswith("translate unit"):
@@ -118,7 +118,7 @@ def test_a_port_with_blocks_that_no_recipe_knows(
     assert "deviation: the table is sharded over the hidden dimension" in said
     assert "`attention.clip_qkv` | translated by an agent" in (out / "README.md").read_text()
     answers = json.loads((out / "answers.json").read_text())["questions"]
-    assert [(item["id"], item["answer"]) for item in answers] == [("disagree.sliding_window", "source")]
+    assert [(item["id"], item["answer"]) for item in answers] == [("disagree.mlp_bias", "source")]
     # the same call again repeats nothing that was paid for
     before = len(model.asks)
     assert run_port(options) is ExitCode.PASS

@@ -59,15 +59,18 @@ def check_key(environment: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def taken_from(environment: dict[str, str] | None = None) -> Iterator[dict[str, str]]:
+def taken_from(environment: dict[str, str] | None = None, *, needed: bool = True) -> Iterator[dict[str, str]]:
     """Keys and endpoint, out of this process's environment until the end: ports are imported and tested in it.
+
+    `needed`: whether something must be there.
 
     Raises:
         EquiportError: no SDK, or no key.
     """
     source: dict[str, str] | os._Environ[str] = os.environ if environment is None else environment
-    check_installed()
-    check_key(source)
+    if needed:
+        check_installed()
+        check_key(source)
     taken = {name: source.pop(name) for name in list(source) if is_secret(name)}
     try:
         yield taken

@@ -72,8 +72,9 @@ class SdkBackend:
 
         self._home.mkdir(parents=True, exist_ok=True)
         job.access.workspace.mkdir(parents=True, exist_ok=True)
-        hook = sdk.HookMatcher(matcher=None, hooks=[guard_hook(job.access, denials)], timeout=30, on_failure="block")
-        conversation: dict[str, str] = {}
+        guard: Any = guard_hook(job.access, denials)
+        hook = sdk.HookMatcher(matcher=None, hooks=[guard], timeout=30, on_failure="block")
+        conversation: dict[str, Any] = {}
         if session.id:
             conversation["resume" if session.resumed else "session_id"] = session.id
         return sdk.ClaudeAgentOptions(
@@ -86,7 +87,7 @@ class SdkBackend:
             setting_sources=[],
             strict_mcp_config=True,
             verbatim_prompts=True,
-            add_dirs=[root.resolve() for root in job.access.readable if root.is_dir()],
+            add_dirs=[str(root.resolve()) for root in job.access.readable if root.is_dir()],
             max_turns=job.max_turns,
             max_budget_usd=job.budget_usd if job.budget_usd != float("inf") else None,
             model=job.model or DEFAULT_MODEL,

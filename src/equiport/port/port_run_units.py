@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from equiport.agents.environment import without_secrets
 from equiport.audit.engine import audit_files
 from equiport.audit.render import PAGE_NAME, headline, page
 from equiport.audit.report import AUDIT_NAME
@@ -29,12 +30,17 @@ class UnitTest:
 
 def write_unit(units: Path, unit: str, files: UnitFiles) -> list[Path]:
     """Write a unit's two files into its folder, and the testing utilities beside the units."""
+    write_toolkit(units)
+    folder = units / unit
+    return [write_text(folder / BLOCK_FILE, files.block), write_text(folder / TEST_FILE, files.test)]
+
+
+def write_toolkit(units: Path) -> None:
+    """The testing utilities beside the units, as the toolkit has them."""
     tools = units / _TOOLS
     text = (content_dir("scripts") / _TOOLS).read_text(encoding="utf-8")
     if not tools.is_file() or tools.read_text(encoding="utf-8") != text:
         write_text(tools, text)
-    folder = units / unit
-    return [write_text(folder / BLOCK_FILE, files.block), write_text(folder / TEST_FILE, files.test)]
 
 
 def audit_unit(units: Path, unit: str) -> UnitTest | None:
@@ -49,7 +55,22 @@ def audit_unit(units: Path, unit: str) -> UnitTest | None:
     return UnitTest(False, f"{headline(found)}: {first.rule} at {first.file}:{first.line}: {first.message}", log)
 
 
-def run_unit_test(units: Path, unit: str, timeout: float = 300.0) -> UnitTest:
+def test_environment(units: Path, folder: Path) -> dict[str, str]:
+    """Variables for a process that runs a unit's files: no keys, for what agents wrote is run there too."""
+    paths = [str(folder), str(units), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    return {
+        **without_secrets(os.environ),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+# not a test of pytest's
+test_environment.__test__ = False  # type: ignore[attr-defined]
+
+
+def run_unit_test(units: Path, unit: str, timeout: float = 300.0, file: str = TEST_FILE) -> UnitTest:
     """Run the unit's test with this interpreter in a process of its own, without third-party pytest plugins.
 
     It passes by the records of the comparator and pytest's outcomes, never by what it prints. A test file that the
@@ -59,15 +80,8 @@ def run_unit_test(units: Path, unit: str, timeout: float = 300.0) -> UnitTest:
     if refused is not None:
         return refused
     folder = units / unit
-    paths = [str(units), str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-    (ended,) = collect_evidence([folder / TEST_FILE], timeout, folder, environment=environment)
-    return _judged(ended, folder / f"{Path(TEST_FILE).stem}.log")
+    (ended,) = collect_evidence([folder / file], timeout, folder, environment=test_environment(units, folder))
+    return _judged(ended, folder / f"{Path(file).stem}.log")
 
 
 def _judged(ended: FileEvidence, log: Path) -> UnitTest:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from equiport.errors import EquiportError, OpenQuestionError
 from equiport.port.fingerprint import ConfigKey, Fingerprint, NormFacets, RopeFacets
+from equiport.port.plan_substitution import norm_block
 
 _PREFIX = re.compile(r"\^(\w+)\\\.")
 _EPS = re.compile(r"eps(ilon)?$")
@@ -27,10 +28,14 @@ _MLP_BIASES = ("mlp_bias", "use_bias")
 
 @dataclass(frozen=True)
 class RecipeContext:
-    """The names that templates use. `f` is the fingerprint; methods give Python expressions as text."""
+    """The names that templates use. `f` is the fingerprint; methods give Python expressions as text.
+
+    `own_norms`: norm blocks that no recipe made -> the class that takes their place.
+    """
 
     f: Fingerprint
     blocks: frozenset[str]
+    own_norms: Mapping[str, str] = field(default_factory=dict)
 
     def names(self) -> dict[str, Any]:
         """Everything that a template or a condition can name."""
@@ -168,6 +173,8 @@ class RecipeContext:
 
     def _norm_call(self, facets: NormFacets, width: str) -> str:
         eps = self.eps(facets)
+        if norm_block(facets) in self.own_norms:
+            return f"{self.own_norms[norm_block(facets)]}({width}, eps={eps})"
         if facets.kind == "layernorm":
             options = "" if facets.has_bias else ", bias=False"
             options += "" if facets.has_weight else ", elementwise_affine=False"

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from equiport.content import content_dir
+from equiport.errors import EquiportError
+from equiport.port import made_unit
 from equiport.port.fingerprint import Fingerprint
+from equiport.port.made_unit import MadeUnit
 from equiport.port.recipes import BrokenEdit, Recipe, Slots, load_recipes, unserved
 from equiport.port.recipes_context import RecipeContext
 from equiport.port.scaffold_source import Definition, definitions, imports_of, merged, tidy, with_imports
+from equiport.port.unit_weights import statements
 
 #: Parts of the modeling file that units make, in its order.
 SECTIONS = ("norm", "rope", "attention", "mlp", "layer", "embedding", "head")
@@ -74,23 +78,53 @@ class PortNames:
 
 
 class Composer:
-    """Renders the parts of one fingerprint's port from its blocks' recipes and the stack's skeletons."""
+    """Renders the parts of one fingerprint's port from its blocks' recipes, the stack's skeletons and made units.
 
-    def __init__(self, fingerprint: Fingerprint, blocks: Iterable[str], stack: str = "nxdi") -> None:
+    `made`: units that no recipe made. Their text takes the place of what recipes would put there.
+    """
+
+    def __init__(
+        self, fingerprint: Fingerprint, blocks: Iterable[str], stack: str = "nxdi", made: Iterable[MadeUnit] = ()
+    ) -> None:
         self.fingerprint, self.stack = fingerprint, stack
         self.blocks = tuple(dict.fromkeys(blocks))
-        self.recipes: tuple[Recipe, ...] = load_recipes(stack, self.blocks)
-        names = frozenset(self.blocks) | {recipe.block for recipe in self.recipes}
-        self.context: dict[str, Any] = RecipeContext(fingerprint, names).names()
-        self.slots = Slots(self.recipes, self.context)
+        self.made = {item.unit.id: item for item in made}
         self.names = PortNames.of(fingerprint, stack)
+        stem = RecipeContext(fingerprint, frozenset()).stem
+        theirs = {block for item in self.made.values() for block in item.unit.blocks}
+        self.recipes: tuple[Recipe, ...] = _without_weights(load_recipes(stack, self.blocks), theirs)
+        names = frozenset(self.blocks) | {recipe.block for recipe in self.recipes}
+        norms = made_unit.own_norms(self.made.values(), stem)
+        self.context: dict[str, Any] = RecipeContext(fingerprint, names, norms).names()
+        self.slots = Slots(self.recipes, self.context)
+        self._texts: dict[str, str] = {}
+        if self.made:
+            provided = {section for item in self.made.values() for section in item.sections}
+            taken = [item for name in SECTIONS if name not in provided for item in self._defined_in(name)]
+            own = (self.names.config, self.names.neuron_config)
+            found = made_unit.texts(self.made.values(), stem, own, taken)
+            self._texts = {unit: tidy(text) for unit, text in found.items()}
+
+    def _defined_in(self, section: str) -> list[str]:
+        """Names that recipes define in a section; none where a recipe is missing, so that it cannot be rendered."""
+        try:
+            return [item.name for item in definitions(self._from_recipes(section))]
+        except (EquiportError, SyntaxError):
+            return []
 
     def imports(self) -> list[str]:
         """Every import that the port may need."""
-        return [*_IMPORTS.strip().splitlines(), *self._lines("imports"), self._import_of_reference()]
+        own = [*_IMPORTS.strip().splitlines(), *self._lines("imports"), self._import_of_reference()]
+        return [*own, *made_unit.imports(self.made)]
 
     def section(self, name: str) -> str:
         """Source text of one of SECTIONS, without imports; empty when the model has no such part."""
+        texts = [text.strip("\n") for unit, text in self._texts.items() if name in self.made[unit].sections]
+        if texts and name == "norm":
+            texts += self.slots.parts("norm")
+        return "\n\n\n".join(texts) if texts else self._from_recipes(name)
+
+    def _from_recipes(self, name: str) -> str:
         if name == "rope":
             return self._skeleton("rope") if self.fingerprint.ropes else ""
         if name in _SKELETONS:
@@ -124,12 +158,14 @@ class Composer:
             found, imports = merged(parts), self.imports()
         else:
             own = {self.names.config, self.names.neuron_config}
+            given = {name: self._texts.get(name, text) for name, text in units.items()}
             parts = [
-                (name, [item for item in definitions(text) if item.name not in own]) for name, text in units.items()
+                (name, [item for item in definitions(text) if item.name not in own]) for name, text in given.items()
             ]
             whole = [*parts, *(("the skeleton", definitions(tidy(self.section(name)))) for name in _SKELETONS)]
             found = _ordered(merged(whole))
-            imports = [*self.imports(), *(line for text in units.values() for line in imports_of(text))]
+            others = [text for name, text in units.items() if name not in self.made]
+            imports = [*self.imports(), *(line for text in others for line in imports_of(text))]
         body = "\n\n\n".join([self.config(), *(item.text for item in found), self._model()])
         return with_imports(self._docstring(), imports, body)
 
@@ -158,7 +194,7 @@ class Composer:
     def _model(self) -> str:
         conversions = {
             "model_conversion": self._conversion("weights.model", 8),
-            "layer_conversion": self._conversion("weights.layer", 12),
+            "layer_conversion": "\n".join(filter(None, [self._conversion("weights.layer", 12), *self._by_cards()])),
         }
         head = "lm_head_projection" if self.context["own_head"] else "lm_head"
         renames = self._model_renames(head)
@@ -166,6 +202,27 @@ class Composer:
             conversions["model_conversion"] = "\n".join([*renames, conversions["model_conversion"]]).strip("\n")
         uses = any("rename(converted" in text for text in conversions.values())
         return self._skeleton("model", **conversions, head_module=head, uses_rename=uses)
+
+    def _by_cards(self) -> list[str]:
+        """The conversion's statements for the weights of made units, indented."""
+        lines = []
+        for item in self.made.values():
+            places = self.weight_places(item)
+            if places is not None:
+                lines += statements(item.card.weights, *places)
+        return [f"{' ' * 12}{line}" for line in lines]
+
+    def weight_places(self, item: MadeUnit) -> tuple[str, str] | None:
+        """(source, port): what the names of a made unit's weights begin with in a layer; None where the skeleton's own
+        names hold."""
+        f = self.fingerprint
+        if item.unit.kind == "attention" and f.attention is not None:
+            return f"{f.attention.name}.", "self_attn."
+        if item.unit.kind == "mlp" and f.mlp is not None:
+            return f"{f.mlp.name}." if f.mlp.name else "", "mlp."
+        if item.unit.kind == "moe" and f.moe is not None:
+            return f"{f.moe.name}.", "mlp."
+        return ("", "") if item.unit.kind == "layer" else None
 
     def _model_renames(self, head: str) -> list[str]:
         names = self.fingerprint.names
@@ -197,6 +254,16 @@ class Composer:
     def _skeleton(self, name: str, **extra: Any) -> str:
         path = content_dir("templates") / "scaffold" / self.stack / f"{name}.py.j2"
         return self.slots.render(path.read_text(encoding="utf-8"), str(path), **extra).strip("\n")
+
+
+def _without_weights(recipes: tuple[Recipe, ...], blocks: set[str]) -> tuple[Recipe, ...]:
+    """Recipes of `blocks` lose what they do to the checkpoint: units that made these blocks have rules of their own."""
+    return tuple(
+        replace(recipe, slots=tuple(slot for slot in recipe.slots if not slot[0].startswith("weights.")))
+        if recipe.block in blocks
+        else recipe
+        for recipe in recipes
+    )
 
 
 def _ordered(found: list[Definition]) -> list[Definition]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equiport import __version__
+from equiport.agents.journal import JobRecord
 from equiport.errors import EquiportError
 from equiport.experiment.atomic import read_json, write_json
 from equiport.experiment.hashing import sha256
@@ -34,6 +35,17 @@ class StepRecord(BaseModel):
     detail: str = ""
 
 
+class Costs(BaseModel):
+    """What agents have cost so far, in all and by what the jobs were for (unit, phase)."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    usd: float = 0.0
+    tokens: int = 0
+    usd_by_task: dict[str, float] = Field(default_factory=dict)
+    tokens_by_task: dict[str, int] = Field(default_factory=dict)
+
+
 class PortState(BaseModel):
     """All steps so far, in the order in which they were first taken."""
 
@@ -45,10 +57,12 @@ class PortState(BaseModel):
     stack: str = ""
     engine: str = ""
     steps: dict[str, StepRecord] = Field(default_factory=dict)
+    jobs: list[JobRecord] = Field(default_factory=list)
+    costs: Costs = Costs()
 
 
 class StateFile:
-    """The state of one port folder."""
+    """The state of one port folder; it is also the journal of the agents' jobs."""
 
     def __init__(self, folder: Path, *, model: Path, stack: str, engine: str) -> None:
         """Read the folder's state, or begin one.
@@ -99,9 +113,38 @@ class StateFile:
         """Record a step that failed; it is taken again by the next run."""
         self._record(step, StepRecord(status="failed", key=key, seconds=round(seconds, 2), detail=detail))
 
+    def jobs(self) -> tuple[JobRecord, ...]:
+        """The agents' jobs, in the order in which they were begun."""
+        return tuple(self.state.jobs)
+
+    def put(self, record: JobRecord) -> None:
+        """Add a job, or replace the record of its session, and write the state."""
+        for place, known in enumerate(self.state.jobs):
+            if (known.name, known.transcript) == (record.name, record.transcript):
+                self.state.jobs[place] = record
+                break
+        else:
+            self.state.jobs.append(record)
+        self.state.costs = _costs(self.state.jobs)
+        self._write()
+
     def _record(self, step: str, record: StepRecord) -> None:
         self.state.steps[step] = record
+        self._write()
+
+    def _write(self) -> None:
         write_json(self._path, self.state.model_dump(mode="json"))
+
+
+def _costs(jobs: Iterable[JobRecord]) -> Costs:
+    costs = Costs()
+    for job in jobs:
+        task, tokens = job.name.partition(", attempt")[0], job.tokens_in + job.tokens_out + job.tokens_cached
+        costs.usd = round(costs.usd + job.cost_usd, 6)
+        costs.tokens += tokens
+        costs.usd_by_task[task] = round(costs.usd_by_task.get(task, 0.0) + job.cost_usd, 6)
+        costs.tokens_by_task[task] = costs.tokens_by_task.get(task, 0) + tokens
+    return costs
 
 
 def key_of(*parts: Any) -> str:

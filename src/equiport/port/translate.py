@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from equiport.port.made_unit import MadeUnit
 from equiport.port.plan_schema import PortPlan, PortUnit
 
 BLOCK_FILE = "nxdi_block.py"
@@ -17,13 +18,15 @@ TEST_FILE = "test_block.py"
 
 @dataclass(frozen=True)
 class UnitRequest:
-    """One unit to translate. `model`: the HF folder; `folder`: the unit's own; `config`: a tiny source config."""
+    """One unit to translate. `model`: the HF folder; `folder`: the unit's own; `config`: a tiny source config; `made`:
+    units that no recipe made and that this one may contain."""
 
     plan: PortPlan
     unit: PortUnit
     model: Path
     folder: Path
     config: dict[str, Any]
+    made: tuple[MadeUnit, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pprint
 from collections import defaultdict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from equiport.content import content_dir
 from equiport.errors import EquiportError
 from equiport.port.fingerprint import Fingerprint, NormFacets
+from equiport.port.made_unit import MadeUnit
 from equiport.port.plan_schema import PortPlan, PortUnit
 from equiport.port.scaffold import Composer
 from equiport.port.translate import UnitFiles, UnitRequest
+from equiport.port.unit_card import WeightRule
 
 _SECTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("rope", "attention"),
@@ -46,7 +49,7 @@ class RecipeTranslator:
     name = "recipes"
 
     def __init__(self) -> None:
-        self._composers: dict[int, Composer] = {}
+        self._composers: dict[tuple[int, tuple[str, ...]], Composer] = {}
 
     def can(self, plan: PortPlan, unit: PortUnit) -> tuple[str, ...]:
         """Blocks of the unit without a recipe, and what the recipes of the others do not serve."""
@@ -67,15 +70,24 @@ class RecipeTranslator:
         lacks = self.can(request.plan, request.unit)
         if lacks:
             raise EquiportError("; ".join(lacks), where=request.unit.id, remedy="Translate it by an agent or by hand.")
-        composer = self._composer(request.plan)
+        composer = self._composer(request.plan, request.made)
         sections = self._sections(composer, request.unit)
         composed = composer.unit_source(f"{composer.context['stem']}: {request.unit.title}.", sections)
         return UnitFiles(composed, self._test(composer, request, sections))
 
-    def _composer(self, plan: PortPlan) -> Composer:
-        if id(plan) not in self._composers:
-            self._composers[id(plan)] = Composer(plan.fingerprint, blocks_of(plan), plan.stack)
-        return self._composers[id(plan)]
+    def example(self, request: UnitRequest) -> str:
+        """A unit's test as recipes would write it, for whoever translates the unit; empty where they cannot say."""
+        composer = Composer(request.plan.fingerprint, blocks_of(request.plan), request.plan.stack)
+        try:
+            return self._test(composer, request, ("norm", "rope", "attention", "mlp", "layer"))
+        except EquiportError:
+            return ""
+
+    def _composer(self, plan: PortPlan, made: tuple[MadeUnit, ...] = ()) -> Composer:
+        key = (id(plan), tuple(item.unit.id for item in made))
+        if key not in self._composers:
+            self._composers[key] = Composer(plan.fingerprint, blocks_of(plan), plan.stack, made)
+        return self._composers[key]
 
     @staticmethod
     def _sections(composer: Composer, unit: PortUnit) -> tuple[str, ...]:
@@ -99,13 +111,15 @@ class RecipeTranslator:
             attention_class=composer.names.attention,
             mlp_class=composer.names.mlp,
             reference_imports=_reference_imports(f, request.unit.kind, norm),
-            layers=_kinds(request.config),
-            rotary=_rotary_paths(f, request.config),
+            layers=kinds_of(request.config),
+            rotary=rotary_paths(f, request.config),
             norm_test=norm,
             kind=request.unit.kind,
             attention_weights=_attention_weights(f, request.config),
             mlp_weights=_mlp_weights(f),
-            layer_weights=_layer_weights(f, request.config),
+            layer_weights=layer_weights(f, request.config, {item.unit.kind for item in request.made}),
+            carded=carded(composer) if request.unit.kind == "layer" else [],
+            attention_made="attention" in composer.made,
             layer_class=composer.names.layer,
             source_layer=_class_of(f, "layer"),
         )
@@ -144,7 +158,7 @@ def _reference_imports(f: Fingerprint, kind: str, norm: NormTest | None) -> list
     return [(module, sorted(names)) for module, names in sorted(by_module.items())]
 
 
-def _kinds(config: dict[str, Any]) -> list[int]:
+def kinds_of(config: dict[str, Any]) -> list[int]:
     """One layer of each kind of the tiny config."""
     lists = [config.get(name) for name in ("layer_types", "no_rope_layers")]
     told = [values for values in lists if isinstance(values, list)]
@@ -152,12 +166,12 @@ def _kinds(config: dict[str, Any]) -> list[int]:
     return sorted({kinds.index(kind) for kind in kinds})
 
 
-def _rotary_paths(f: Fingerprint, config: dict[str, Any]) -> dict[int, str]:
+def rotary_paths(f: Fingerprint, config: dict[str, Any]) -> dict[int, str]:
     """Layer of the tiny config -> the source's module that makes its rotary tables."""
     paths = {rope.name: rope.path for rope in f.ropes}
     kinds = {layer.layer_type: paths[layer.rope] for layer in f.layers if layer.rope in paths}
     types = config.get("layer_types") or []
-    return {layer: kinds[types[layer]] for layer in _kinds(config) if layer < len(types) and types[layer] in kinds}
+    return {layer: kinds[types[layer]] for layer in kinds_of(config) if layer < len(types) and types[layer] in kinds}
 
 
 def _attention_weights(f: Fingerprint, config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -203,12 +217,36 @@ def _mlp_weights(f: Fingerprint) -> list[tuple[str, str]]:
     return [pair for own, name, bias in names for pair in _with_bias(own, name, bias)]
 
 
-def _layer_weights(f: Fingerprint, config: dict[str, Any]) -> list[tuple[str, str]]:
-    """(port's parameter, source's parameter) of a whole layer."""
+def carded(composer: Composer) -> list[tuple[str, str, str]]:
+    """(module of the port's layer, module of the source's, weight rules as Python) of the made units in a layer."""
+    found = []
+    for item in composer.made.values():
+        places = composer.weight_places(item)
+        if places is not None and item.card.weights and places[1]:
+            found.append((places[1].rstrip("."), places[0].rstrip("."), rules_text(item.card.weights)))
+    return found
+
+
+def rules_text(rules: Iterable[WeightRule]) -> str:
+    """Rules as a Python list, one a line."""
+    lines = [f"    WeightRule(**{rule.model_dump(exclude_defaults=True)!r}),\n" for rule in rules]
+    return f"[\n{''.join(lines)}]" if lines else "[]"
+
+
+def layer_weights(
+    f: Fingerprint, config: dict[str, Any], made: Container[str] = (), *, inner: bool = False
+) -> list[tuple[str, str]]:
+    """(port's parameter, source's parameter) of a whole layer, as far as recipes made it; `made`: kinds of made units;
+    `inner`: of the attention and the feed-forward block in it alone."""
     a, m = f.attention, f.mlp
-    pairs = [(f"self_attn.{own}", f"{a.name}.{name}") for own, name in _attention_weights(f, config)] if a else []
-    pairs += [(f"mlp.{own}", f"{m.name}.{name}") for own, name in _mlp_weights(f)] if m else []
+    pairs: list[tuple[str, str]] = []
+    if a is not None and "attention" not in made:
+        pairs += [(f"self_attn.{own}", f"{a.name}.{name}") for own, name in _attention_weights(f, config)]
+    if m is not None and "mlp" not in made:
+        pairs += [(f"mlp.{own}", f"{m.name}.{name}") for own, name in _mlp_weights(f)]
     norms = f.layer_norms
+    if inner:
+        return pairs
     for name in dict.fromkeys((norms.attn_in, norms.attn_out, norms.mlp_in, norms.mlp_out)):
         facets = f.norm_at(name) if name else None
         if facets is not None and facets.has_weight:

@@ -20,6 +20,7 @@ from equiport.experiment import Experiment, StageResult
 from equiport.experiment.atomic import write_json, write_text
 from equiport.experiment.config import CONFIG_NAME
 from equiport.experiment.hashing import sha256
+from equiport.report.advisory import read_advisory
 from equiport.report.completion import Completion, completion
 from equiport.stages.stage0 import StructureMetrics
 from equiport.stages.stage1 import SmokeMetrics
@@ -107,6 +108,7 @@ def _values(experiment: Experiment, judged: Completion, results: dict[int, Stage
         "config": experiment.config,
         "judged": judged,
         "audit": judged.audit,
+        "advisory": read_advisory(experiment),
         "names": _STAGES,
         "results": results,
         "stages": [(stage, results.get(stage)) for stage in _STAGES],
