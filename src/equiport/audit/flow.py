@@ -243,21 +243,33 @@ class Flow:
         return frozenset(item for item in self.origins(self._module_names[name]) if not item.startswith("local:"))
 
     def returned_parts(self, node: ast.Subscript) -> list[ast.expr]:
-        """`f(...)[1]` of a function of this file that returns tuples: the second element of each."""
+        """`f(...)[1]` of a function of this file that returns tuples, or of a fixture: the second element of each."""
         index, call = literal(node.slice), node.value
         if isinstance(call, ast.Name):
             bound = self.scopes.bindings(call)
             call = bound[0] if len(bound) == 1 else call
-        if not isinstance(index, int) or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return self._tuple_parts(call, index, 0) if isinstance(index, int) else []
+
+    def _tuple_parts(self, value: ast.expr | None, index: int, depth: int) -> list[ast.expr]:
+        """Elements at `index` of the tuples that a call of a function of this file gives, or a fixture's value."""
+        name = value.func if isinstance(value, ast.Call) else value
+        functions = self._functions.get(name.id, []) if isinstance(name, ast.Name) else []
+        if not isinstance(value, ast.Call):
+            functions = [item for item in functions if is_fixture(self.module, item)]
+        if depth > 4:
             return []
         parts: list[ast.expr] = []
-        for function in self._functions.get(call.func.id, ()):
+        for function in functions:
             for item in ast.walk(function):
-                if isinstance(item, ast.Return) and self.module.function_of(item) is function:
-                    value = item.value
-                    if not isinstance(value, (ast.Tuple, ast.List)) or not -len(value.elts) <= index < len(value.elts):
+                if isinstance(item, (ast.Return, ast.Yield)) and self.module.function_of(item) is function:
+                    found = item.value
+                    if isinstance(found, (ast.Tuple, ast.List)) and -len(found.elts) <= index < len(found.elts):
+                        parts.append(found.elts[index])
+                        continue
+                    deeper = self._tuple_parts(found, index, depth + 1)
+                    if not deeper:
                         return []
-                    parts.append(value.elts[index])
+                    parts += deeper
         return parts
 
 

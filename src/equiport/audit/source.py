@@ -31,6 +31,11 @@ class ParsedModule:
     tree: ast.Module
     opaque: str = ""
     work: Work | None = field(default=None, repr=False)
+    _names: dict[ast.AST, frozenset[str]] | None = field(default=None, repr=False)
+
+    def settle(self) -> None:
+        """All files of the folder are known: from here on what a node stands for is remembered."""
+        self._names = {}
 
     @property
     def name(self) -> str:
@@ -151,8 +156,17 @@ class ParsedModule:
 
         Follows attributes, `getattr` with a literal name, `import_module` and `__import__` with a literal name.
         """
+        if self._names is None:
+            return self._dotted(node)
+        found = self._names.get(node)
+        if found is None:
+            found = self._names[node] = self._dotted(node)
+        return found
+
+    def _dotted(self, node: ast.AST) -> frozenset[str]:
         if isinstance(node, ast.Name):
-            return _NONE if self._is_parameter(node) else self.imports.get(node.id, _NONE)
+            known = self.imports.get(node.id, _NONE)
+            return _NONE if known and self._is_parameter(node) else known
         if isinstance(node, ast.Attribute):
             return frozenset().union(*(self._through(f"{base}.{node.attr}") for base in self.dotted(node.value)))
         if isinstance(node, ast.Call):

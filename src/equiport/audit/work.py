@@ -98,6 +98,9 @@ def _with_roles(root: Path, modules: tuple[ParsedModule, ...]) -> Work:
                     # what a port imports is part of the port
                     other.role = Role.PORT
                     waiting.append(other)
+    everything = [module.imports for module in modules]
+    for module, _ in zip(modules, everything, strict=True):
+        module.settle()
     return work
 
 

@@ -13,7 +13,7 @@ from equiport.audit.source import ParsedModule, literal
 
 _COARSE = {
     "round": "rounded", "int": "cut to integers", "long": "cut to integers", "sign": "its signs", "bool": "its truth",
-    "floor": "rounded", "ceil": "rounded", "trunc": "rounded", "sort": "sorted", "msort": "sorted", "abs": "",
+    "floor": "rounded", "ceil": "rounded", "trunc": "rounded",
     "histc": "a histogram", "unique": "its distinct values",
 }  # fmt: skip
 _REDUCED = frozenset({"mean", "sum", "norm", "std", "var", "median", "max", "min", "amax", "amin"})

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.rules.frame import in_forward
+from equiport.audit.rules.uninitialised import names_written, passed_on
 from equiport.audit.source import ParsedModule
 
 _DRAWN = frozenset({"torch.randn", "torch.rand", "torch.empty", "torch.randn_like", "torch.rand_like",
@@ -29,6 +30,10 @@ def check(module: ParsedModule) -> Iterator[Hit]:
         for target in node.targets:
             if isinstance(target, ast.Subscript) and "dict" in ast.unparse(target.value).lower():
                 name = ast.unparse(target.slice)
+                if isinstance(node.value, ast.Name) and (
+                    node.value.id in names_written(function) or passed_on(function, node.value)
+                ):
+                    continue
                 drawn = _made_by(module, node.value, _DRAWN)
                 flat = _made_by(module, node.value, _FLAT)
                 if drawn:
@@ -95,6 +100,14 @@ RULE = Rule(
                 '        state_dict["rank_util.rank"] = torch.arange(0, config.tp, dtype=torch.int32)\n'
                 '        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()\n'
                 '        state_dict["k_proj.bias"] = torch.zeros(4)\n        return state_dict\n'
+            ),
+        ),
+        in_forward(
+            "        return x\n",
+            body=_converted(
+                "        fused = torch.empty(4, 8)\n        fused[:, :4] = state_dict['gate.weight']\n"
+                "        fused[:, 4:] = state_dict['up.weight']\n        state_dict['gate_up.weight'] = fused\n"
+                "        return state_dict\n"
             ),
         ),
         in_forward("        out = {}\n        out[0] = torch.zeros(2)\n        return x\n"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from equiport.audit.flow import DRAWN, VERDICT, on_port_side, on_reference_side
+from equiport.audit.flow import DRAWN, PORT, VERDICT, on_port_side, on_reference_side
 from equiport.audit.identity import number_of
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import asserted, collected_tests, comparisons, reached
@@ -41,7 +41,33 @@ def check(module: ParsedModule) -> Iterator[Hit]:
         if found and not asserts and _expects_error(module, function):
             continue
         if not any(_compares(module, node.test) for node in asserts):
-            yield Hit(function, f"{function.name} compares nothing of the port with the source")
+            aside = _tests_no_output(module, asserts, bodies) and _others_compare(module)
+            said = "tests no output of the port" if aside else "compares nothing of the port with the source"
+            yield Hit(function, f"{function.name} {said}", Severity.NOTE if aside else None)
+
+
+def _tests_no_output(module: ParsedModule, asserts: list[ast.Assert], bodies: set[FunctionNode]) -> bool:
+    """A test of configs or conversions: values are asserted, and no port is run for them."""
+    values = [value for node in asserts for value in _values(node.test)]
+    runs = any(
+        isinstance(node, ast.Call) and _runs_port(module, node) for function in bodies for node in ast.walk(function)
+    )
+    return bool(values) and not runs and not any(_tautology(module, node.test) for node in asserts)
+
+
+def _runs_port(module: ParsedModule, call: ast.Call) -> bool:
+    """A call of what is no imported name, on the port's side: an instance, or a method that runs one."""
+    if module.dotted(call.func):
+        return False
+    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    called = isinstance(call.func, ast.Name) and not module.defines(call.func.id)
+    return (called or method in ("forward", "generate", "__call__")) and PORT in module.flow.origins(call.func)
+
+
+def _others_compare(module: ParsedModule) -> bool:
+    """Whether some test of the folder compares."""
+    modules = module.work.modules if module.work is not None else (module,)
+    return any(item.role is Role.TEST and any(True for _ in comparisons(item)) for item in modules)
 
 
 def _expects_error(module: ParsedModule, function: FunctionNode) -> bool:

@@ -128,9 +128,16 @@ def _golden(module: ParsedModule) -> set[ast.AST]:
     found: set[ast.AST] = set()
     for call in module.calls:
         reads = module.dotted(call.func) & READERS or _opens(module, call, "r")
-        if reads or getattr(call.func, "attr", "") in _READING_METHODS:
+        if (reads or getattr(call.func, "attr", "") in _READING_METHODS) and not _of_config(module, call):
             found.add(call)
     return found
+
+
+def _of_config(module: ParsedModule, call: ast.Call) -> bool:
+    """Reads a config, by what is read or what it is called."""
+    parent = module.parents.get(call)
+    targets = parent.targets if isinstance(parent, ast.Assign) else []
+    return any("config" in ast.unparse(item).lower() for item in (call, *targets))
 
 
 RULE = Rule(

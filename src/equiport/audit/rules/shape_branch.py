@@ -10,6 +10,8 @@ from equiport.audit.queries import compute_functions
 from equiport.audit.rules.frame import in_forward
 from equiport.audit.source import ParsedModule, literal
 
+_WEIGHTS = ("weight", "scale", "bias", "proj", "table", "cache", "kernel")
+
 
 def check(module: ParsedModule) -> Iterator[Hit]:
     """Comparisons of an input's rows, length or whole shape with numbers, in what the port computes."""
@@ -43,13 +45,21 @@ def _shape(module: ParsedModule, node: ast.expr) -> str:
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("tuple", "list") and node.args:
         return _shape(module, node.args[0])
     if isinstance(node, ast.Attribute) and node.attr == "shape":
-        return "whole"
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "size":
+        return "whole" if _is_input(node.value) else ""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "size":
+        if not _is_input(node.func.value):
+            return ""
         place = literal(node.args[0]) if node.args else None
         return "whole" if not node.args else "size" if place in (0, 1) else ""
     if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
-        return "size" if literal(node.slice) in (0, 1) else ""
+        return "size" if literal(node.slice) in (0, 1) and _is_input(node.value.value) else ""
     return ""
+
+
+def _is_input(node: ast.expr) -> bool:
+    """A name that is no weight: tiles of those have the sizes of the hardware."""
+    name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    return bool(name) and not any(part in name.lower() for part in _WEIGHTS)
 
 
 def _numbers(node: ast.expr) -> int:

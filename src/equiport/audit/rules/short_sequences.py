@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from equiport.audit.flow import PORT
 from equiport.audit.identity import number_of
 from equiport.audit.model import Hit, Role, Rule, Severity
+from equiport.audit.names import BLOCK_TESTS
 from equiport.audit.queries import comparisons
 from equiport.audit.rules.frame import in_test
 from equiport.audit.source import ParsedModule, keywords
@@ -21,7 +22,7 @@ _FEW = 4
 
 def check(module: ParsedModule) -> Iterator[Hit]:
     """Windows that no drawn sequence leaves; attention compared on so few tokens that masks and positions are idle."""
-    if module.role is not Role.TEST:
+    if module.role is not Role.TEST or not _compares_port(module):
         return
     lengths = [(node, length) for node, length in _drawn(module) if length > 0]
     if not lengths:
@@ -47,7 +48,7 @@ def _drawn(module: ParsedModule) -> Iterator[tuple[ast.AST, float]]:
                     yield call, length
         given = keywords(module, call).get("seq_len")
         length = number_of(module.flow, given) if given is not None else None
-        if length is not None and not name:
+        if length is not None and module.is_any(call.func, BLOCK_TESTS):
             yield call, length
     for node in module.nodes:
         if isinstance(node, ast.Assign) and any(getattr(item, "id", "") in _LENGTHS for item in node.targets):
@@ -80,11 +81,14 @@ def _windows(module: ParsedModule) -> Iterator[tuple[ast.AST, float]]:
                     yield node, window
 
 
+def _compares_port(module: ParsedModule) -> bool:
+    """Whether both a source and a port are compared here."""
+    sides = [side for item in comparisons(module) if item.kind in ("tensors", "block") for side in item.sides]
+    return any(PORT in module.flow.origins(side) for side in sides)
+
+
 def _attends(module: ParsedModule) -> bool:
     """Whether what is compared comes from an attention or a layer of the port."""
-    sides = [side for item in comparisons(module) for side in item.sides]
-    if not any(PORT in module.flow.origins(side) for side in sides):
-        return False
     named = [
         dotted for names in module.imports.values() for dotted in names
         if dotted.rpartition(".")[2].endswith(("Attention", "DecoderLayer", "Block"))

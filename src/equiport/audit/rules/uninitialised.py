@@ -19,14 +19,14 @@ def check(module: ParsedModule) -> Iterator[Hit]:
     if module.role is not Role.PORT:
         return
     for function in compute_functions(module):
-        written = _written(function)
+        written = names_written(function)
         for node in ast.walk(function):
             if isinstance(node, ast.Return) and node.value is not None and module.function_of(node) is function:
                 for part in node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]:
                     if isinstance(part, ast.Name) and part.id in written:
                         continue
                     root = root_of(module.flow, part)
-                    if isinstance(root, ast.Call) and _empty(module, root) and not _passed_on(function, part):
+                    if isinstance(root, ast.Call) and _empty(module, root) and not passed_on(function, part):
                         yield Hit(node, "returns memory that nothing was written to")
 
 
@@ -38,7 +38,7 @@ def _empty(module: ParsedModule, call: ast.Call) -> bool:
     return bool(name) and bool(call.args) and not zero and not any(literal(item) == 0 for item in inner)
 
 
-def _written(function: FunctionNode) -> set[str]:
+def names_written(function: FunctionNode) -> set[str]:
     """Names that are written into: subscripts, methods that end in `_`, operators in place, out=."""
     found: set[str] = set()
     for node in ast.walk(function):
@@ -61,7 +61,7 @@ def _written(function: FunctionNode) -> set[str]:
     return found
 
 
-def _passed_on(function: FunctionNode, part: ast.expr) -> bool:
+def passed_on(function: FunctionNode, part: ast.expr) -> bool:
     """Given to another function, which may write into it (a kernel, a collective)."""
     if not isinstance(part, ast.Name):
         return False

@@ -26,7 +26,7 @@ class Place(BaseModel):
 
 
 class PortRow(BaseModel):
-    """One folder of the tree. `crashed`: what the audit raised, empty as it should be."""
+    """One folder of the tree. `seconds` are of this process's processor time; `crashed`: what the audit raised, empty as it should be."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -60,19 +60,19 @@ def run_tree(tree: Path, say: Callable[[str], None] = lambda _: None) -> TreeTab
         raise EquiportError("no such folder", where=tree, field="--tree", remedy="Give a folder of ports.")
     rows = []
     for folder in sorted(path for path in tree.iterdir() if path.is_dir() and any(path.rglob("*.py"))):
-        clock = time.monotonic()
+        clock = time.process_time()
         try:
             found = audit_path(folder)
         except Exception as error:  # the point of the run: none may come
             rows.append(
-                PortRow(port=folder.name, files=0, seconds=time.monotonic() - clock, crashed=f"{type(error)}: {error}")
+                PortRow(port=folder.name, files=0, seconds=time.process_time() - clock, crashed=f"{type(error)}: {error}")
             )
             continue
         places = [
             Place(rule=item.rule, severity=item.severity.value, file=item.file, line=item.line, message=item.message)
             for item in found.findings
         ]
-        seconds = round(time.monotonic() - clock, 3)
+        seconds = round(time.process_time() - clock, 3)
         rows.append(PortRow(port=folder.name, files=len(found.files), seconds=seconds, findings=places))
         say(f"{folder.name:<44}{len(found.files):>4} files {seconds:>7.2f} s {len(places):>5} findings")
     if not rows:
