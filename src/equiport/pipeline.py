@@ -24,6 +24,7 @@ from equiport.stages import bench_config, downstream_scores
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
 from equiport.stages.stage3 import failed_end_to_end
+from equiport.warm import FOR_STAGES, WarmJob, warm_server
 
 STAGES = (0, 1, 2, 3, 4, 5, 6, 7)
 
@@ -238,7 +239,7 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     interpreter = config.venv / "bin" / "python" if config.venv else Path(sys.executable)
     if not interpreter.is_file():
         raise EquiportError("no such interpreter", where=interpreter, field="VENV", remedy="Correct equiv_config.json.")
-    command = [str(interpreter), str(content_dir("scripts") / f"run_stage{stage}.py"), *_arguments(experiment, stage)]
+    command = [str(content_dir("scripts") / f"run_stage{stage}.py"), *_arguments(experiment, stage)]
     command += ["--exp-dir", str(experiment.root), "--seed", str(config.seed)]
     command += ["--thresholds", str(config.thresholds)] if config.thresholds else []
     patched = stage in (1, 5, 6, 7) and patches_in_force(experiment)
@@ -246,10 +247,11 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     command += ["--quiet"] if quiet else []
     command += ["--debug"] if debug else []
     sys.stdout.flush()
-    # passive waiting: spinning threads are ruinous where cores are shared
+    sys.stderr.flush()
     quiet_warnings = {} if debug else {"PYTHONWARNINGS": "ignore"}
     environment = {"OMP_WAIT_POLICY": "PASSIVE", **quiet_warnings, **os.environ, "PYTHONUNBUFFERED": "1"}
-    code = subprocess.run(command, env=environment, check=False).returncode
+    job = warm_server(FOR_STAGES, str(interpreter)).run(command, environment=environment, cwd=Path.cwd())
+    code = _ended(job)
     if code < 0:
         raise EquiportError(
             f"stage {stage} was killed by signal {-code}",
@@ -259,6 +261,18 @@ def _run_script(experiment: Experiment, stage: int, *, quiet: bool, debug: bool)
     if code in (ExitCode.PASS, ExitCode.FAIL, ExitCode.INCONCLUSIVE):
         return None
     return ExitCode.PREREQUISITE if code == ExitCode.PREREQUISITE else ExitCode.BAD_INPUT
+
+
+def _ended(job: WarmJob) -> int:
+    """The exit code of a stage; interrupted with it, it gets a second to leave nothing half-written."""
+    try:
+        return job.wait()
+    except BaseException:
+        try:
+            job.wait(1.0)
+        except subprocess.TimeoutExpired:
+            job.kill()
+        raise
 
 
 def _arguments(experiment: Experiment, stage: int) -> list[str]:

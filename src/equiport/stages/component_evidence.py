@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +19,7 @@ from equiport.compare.records import RECORDS_ENV, Record, read_records
 from equiport.compare.verdict import Reason
 from equiport.errors import EquiportError
 from equiport.stages.component_check import THRESHOLDS_ENV
+from equiport.warm import FOR_TESTS, warm_server
 
 _WORKERS = 2
 _POLL = 0.5
@@ -85,7 +83,7 @@ def _run_file(
         if thresholds is not None:
             environment[THRESHOLDS_ENV] = str(thresholds.absolute())
         command = [
-            sys.executable, "-m", "pytest", str(path), "-q", "-p", "equiport.stages.pytest_evidence",
+            "-m", "pytest", str(path), "-q", "-p", "equiport.stages.pytest_evidence",
             "-p", "no:cacheprovider", "--rootdir", str(path.parent), "-s", "--tb=short", "-c", os.devnull,
         ]  # fmt: skip
         reasons: list[Reason] = []
@@ -110,26 +108,16 @@ def _run(
 ) -> int | None:
     """The exit code; None when time was up or `stop` was set. What the process started ends with it."""
     end = time.monotonic() + timeout
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=stream,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+    job = warm_server(FOR_TESTS).run(
+        command, environment=environment, cwd=folder, stdout=stream.fileno(), stderr=stream.fileno(), new_session=True
     )
-    try:
-        while not stop.is_set() and time.monotonic() < end:
-            try:
-                return process.wait(min(_POLL, max(0.0, end - time.monotonic())))
-            except subprocess.TimeoutExpired:
-                continue
-        return None
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    while not stop.is_set() and time.monotonic() < end:
+        try:
+            return job.wait(min(_POLL, max(0.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            continue
+    job.kill()
+    return None
 
 
 def _read(records: Path, path: Path, reasons: list[Reason]) -> tuple[Record, ...]:
