@@ -1,7 +1,6 @@
 """What scripted agents write for a tiny OLMo: its clamped attention and its norm without weights are in no recipe.
 
-Attention: attempt 1 cheats (its reference is its own), attempt 2 passes its tests and counts positions from zero in
-decode, which stage 2 finds and the patch mends. Norm and embeddings: attempt 1 has a wrong epsilon, attempt 2 is right.
+Some of it is wrong on purpose: a test whose reference is its own block, a norm with a wrong epsilon.
 """
 
 from __future__ import annotations
@@ -181,32 +180,11 @@ def test_embedding():
         test_inputs=[WORLD.tokens()],
     )
 """
-PATCH = '''"""self_attn fails in decode: positions are counted from zero in each call.
-
-The source rotates by the positions it is given (OlmoRotaryEmbedding.forward); the port must use position_ids.
-"""
-
-
-def apply_self_attn_patch():
-    """Call it before the model is made; a second call changes nothing."""
-    import modeling_olmo_nxdi as port
-
-    attention = port.NeuronOlmoAttention
-    if getattr(attention, "_patched_self_attn", False):
-        return
-
-    def apply_rotary_embedding(self, Q, K, V, position_ids, cos_cache, sin_cache, use_polar_compatible_rope):
-        if cos_cache is None or sin_cache is None:
-            cos_cache, sin_cache = self.rotary_emb(V, position_ids)
-        return port.rotate(Q, cos_cache, sin_cache), port.rotate(K, cos_cache, sin_cache), cos_cache, sin_cache
-
-    attention.apply_rotary_embedding = apply_rotary_embedding
-    attention._patched_self_attn = True
-'''
 _SOURCE = "from transformers.models.olmo.modeling_olmo import {names}"
 
 
-def _tiny() -> dict[str, Any]:
+def tiny() -> dict[str, Any]:
+    """The config that units are tested with."""
     return {name: value for name, value in CONFIG.items() if name not in ("architectures", "mlp_bias")}
 
 
@@ -214,7 +192,7 @@ def attention_test(*, cheats: bool = False) -> str:
     """The test of the attention; a cheating one compares the block with itself."""
     names = "OlmoRotaryEmbedding" if cheats else "OlmoAttention, OlmoRotaryEmbedding"
     imports = ("import torch\n" if cheats else "") + _SOURCE.format(names=names) + "\n"
-    head = _TEST_HEAD.format(imports=imports, config=_tiny())
+    head = _TEST_HEAD.format(imports=imports, config=tiny())
     return (
         head + (_CHEAT if cheats else "") + _ATTENTION_TEST.format(reference="Reference" if cheats else "OlmoAttention")
     )
@@ -227,7 +205,7 @@ def norm_block(*, right: bool) -> str:
 
 def norm_test() -> str:
     """The test of norm and embeddings."""
-    return _TEST_HEAD.format(imports=_SOURCE.format(names="OlmoLayerNorm") + "\n", config=_tiny()) + _NORM_TEST
+    return _TEST_HEAD.format(imports=_SOURCE.format(names="OlmoLayerNorm") + "\n", config=tiny()) + _NORM_TEST
 
 
 def make_olmo(root: Path) -> Path:

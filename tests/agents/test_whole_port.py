@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from equiport.errors import ExitCode
+from equiport.port import plan
 from equiport.port.agent_limits import AgentLimits
+from equiport.port.plan_blocks import available_recipes
 from equiport.port.port_run import PortOptions, run_port
 
-from . import olmo_agents
+from . import nemotron_agents
 from .loopback import Ask, Loopback, call
 
 
-class Olmo:
+class Scripted:
     """The model behind all agents of one port. `together`: both translators must be at work before either writes."""
 
     def __init__(self, out: Path) -> None:
@@ -27,9 +29,7 @@ class Olmo:
     def __call__(self, ask: Ask) -> Any:
         subject = ask.job
         if subject.startswith("open questions"):
-            answers = [
-                {"id": "disagree.mlp_bias", "answer": "source", "reason": "modeling_olmo.py never reads it"}
-            ]
+            answers = [{"id": "disagree.use_qk_norm", "answer": "source", "reason": "modeling_olmo.py never reads it"}]
             return [call("StructuredOutput", answers=answers)]
         if subject.startswith("translate unit"):
             return self.unit(ask, subject.split()[2])
@@ -45,9 +45,9 @@ class Olmo:
         if ask.turn == 0 and attempt == 1:
             self.together.wait(timeout=60)
         if unit == "attention":
-            files = (olmo_agents.ATTENTION, olmo_agents.attention_test(cheats=attempt == 1))
+            files = (nemotron_agents.ATTENTION, nemotron_agents.attention_test(cheats=attempt == 1))
         else:
-            files = (olmo_agents.norm_block(right=attempt > 1), olmo_agents.norm_test())
+            files = (nemotron_agents.norm_block(right=attempt > 1), nemotron_agents.norm_test())
         if ask.turn == 0:
             folder = self.out / "units" / unit
             return [
@@ -74,23 +74,24 @@ class Olmo:
         name = re.search(r"^Write (\S+) in (.*)\.$", ask.task, re.MULTILINE)
         assert name
         if ask.turn == 0:
-            return [call("Write", file_path=f"{name[2]}/{name[1]}", content=olmo_agents.PATCH)]
+            return [call("Write", file_path=f"{name[2]}/{name[1]}", content=nemotron_agents.PATCH)]
         return "patched"
 
     @staticmethod
     def review(ask: Ask) -> Any:
         assert set(ask.tools) == {"Read", "StructuredOutput"} | ({"Glob", "Grep"} & set(ask.tools))
-        finding = {"severity": "low", "file": "modeling_olmo_nxdi.py", "line": 1, "finding": "one rank alone was run",
-                   "why": "tp_degree is 1 in the experiment"}  # fmt: skip
+        finding = {"severity": "low", "file": "modeling_nemotron_nxdi.py", "line": 1, "why": "tp_degree is 1",
+                   "finding": "one rank alone was run"}  # fmt: skip
         return [call("StructuredOutput", findings=[finding])]
 
 
 @pytest.mark.slow
 def test_a_port_with_blocks_that_no_recipe_knows(
-    model: Loopback, alone: Path, capfd: pytest.CaptureFixture[str]
+    model: Loopback, alone: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, out = olmo_agents.make_olmo(alone / "hf"), alone / "port"
-    model.script = Olmo(out)
+    monkeypatch.setattr(plan, "available_recipes", lambda stack: available_recipes(stack) - {"attention.gqa"})
+    source, out = nemotron_agents.make_nemotron(alone / "hf"), alone / "port"
+    model.script = Scripted(out)
     options = PortOptions(source, out, engine="auto", limits=AgentLimits(total_usd=20.0))
     code = run_port(options)
     said = capfd.readouterr().out
@@ -110,15 +111,15 @@ def test_a_port_with_blocks_that_no_recipe_knows(
     assert re.search(r"unit attention, attempt 1: rejected: .*reference-in-workspace", said), said
     assert re.search(r"unit embedding_norm, attempt 1: rejected: .*FAIL", said), said
     relaunches = {ask.job.split()[2]: ask.task for ask in model.asks if "IMPORTANT: attempt 1" in ask.task}
-    assert "OlmoAttention straight from transformers.models.olmo.modeling_olmo" in relaunches["attention"]
+    assert "NemotronAttention straight from transformers.models.nemotron.modeling_nemotron" in relaunches["attention"]
     # the report: patched, advisory, deviations
     report = (out / "exp" / "EQUIVALENCE_REPORT.md").read_text()
     assert re.search(r"^\*\*PASS, stages 0-6.*patch", report, re.MULTILINE), report[:400]
     assert "one rank alone was run" in report and "no verdict above depends on it" in report
     assert "deviation: the table is sharded over the hidden dimension" in said
-    assert "`attention.clip_qkv` | translated by an agent" in (out / "README.md").read_text()
+    assert "`norm.layernorm_offset` | translated by an agent" in (out / "README.md").read_text()
     answers = json.loads((out / "answers.json").read_text())["questions"]
-    assert [(item["id"], item["answer"]) for item in answers] == [("disagree.mlp_bias", "source")]
+    assert [(item["id"], item["answer"]) for item in answers] == [("disagree.use_qk_norm", "source")]
     # the same call again repeats nothing that was paid for
     before = len(model.asks)
     assert run_port(options) is ExitCode.PASS

@@ -14,7 +14,7 @@ import pytest
 from worlds import equiport_command
 
 from equiport.errors import ExitCode
-from equiport.port import port_run
+from equiport.port import port_run, port_run_translate
 from equiport.port.port_run import PortOptions, run_port
 from equiport.port.port_run_units import UnitTest
 
@@ -75,7 +75,7 @@ def test_stopped_and_gone_on(
         return UnitTest(True, "1 passed", folder / unit / "test.log")
 
     monkeypatch.setattr(port_run, "_experiment", lambda *_: ExitCode.PASS)
-    monkeypatch.setattr(port_run, "run_unit_test", passes)
+    monkeypatch.setattr(port_run_translate, "run_unit_test", passes)
     assert run_port(PortOptions(model, out)) is ExitCode.PASS
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.endswith("up to date")] == ["plan: up to date", "unit attention: up to date"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from equiport.errors import EquiportError, ExitCode, OpenQuestionError
-from equiport.port import port_run
+from equiport.port import port_run, port_run_translate
 from equiport.port.port_run import PortOptions, run_port
 
 from .families import FAMILIES, make_model
@@ -53,7 +53,7 @@ def test_what_is_done_is_not_done_again(
 ) -> None:
     model, out = made
     monkeypatch.setattr(port_run, "_experiment", lambda *_: ExitCode.PASS)
-    monkeypatch.setattr(port_run, "run_unit_test", lambda *_: pytest.fail("a test was run again"))
+    monkeypatch.setattr(port_run_translate, "run_unit_test", lambda *_: pytest.fail("a test was run again"))
     assert run_port(PortOptions(model, out)) is ExitCode.PASS
     lines = capsys.readouterr().out.splitlines()
     assert len([line for line in lines if line.endswith(": up to date")]) == 9, lines
@@ -110,11 +110,15 @@ def test_a_block_without_recipe_is_an_open_question_that_names_it(tmp_path: Path
     assert "position.alibi" in str(stopped.value) or "questions are open" in str(stopped.value)
 
 
-def test_bad_calls_are_refused(tmp_path: Path) -> None:
+def test_bad_calls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EquiportError, match="no such model folder"):
         run_port(PortOptions(tmp_path / "nowhere", tmp_path / "out"))
     (tmp_path / "config.json").write_text(json.dumps(FAMILIES["llama"]))
     with pytest.raises(EquiportError, match="--engine: no engine 'wizard'"):
         run_port(PortOptions(tmp_path, tmp_path / "out", engine="wizard"))
-    with pytest.raises(EquiportError, match="--engine: translation by agents"):
-        run_port(PortOptions(tmp_path, tmp_path / "out", engine="agent"))
+    for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for engine in ("agent", "auto"):
+        with pytest.raises(EquiportError, match="no key for a model is set|claude-agent-sdk, which is not installed"):
+            run_port(PortOptions(tmp_path, tmp_path / "out", engine=engine))
+    assert not (tmp_path / "out").exists()

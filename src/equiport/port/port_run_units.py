@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from equiport.agents.environment import without_secrets
+from equiport.audit.dynamic.unit import first_fault, judge_unit, run_unit_checks
 from equiport.audit.engine import audit_files
-from equiport.audit.render import PAGE_NAME, headline, page
+from equiport.audit.render import PAGE_NAME, headline, mutation_line, page
 from equiport.audit.report import AUDIT_NAME
 from equiport.compare.verdict import Verdict
 from equiport.content import content_dir
@@ -74,14 +76,26 @@ def run_unit_test(units: Path, unit: str, timeout: float = 300.0, file: str = TE
     """Run the unit's test with this interpreter in a process of its own, without third-party pytest plugins.
 
     It passes by the records of the comparator and pytest's outcomes, never by what it prints. A test file that the
-    audit does not find clean does not pass: it is not run.
+    audit does not find clean does not pass: it is not run. Nor does one that wrong ports pass too: they are tried
+    beside it, in limited processes.
     """
     refused = audit_unit(units, unit)
     if refused is not None:
         return refused
     folder = units / unit
-    (ended,) = collect_evidence([folder / file], timeout, folder, environment=test_environment(units, folder))
-    return _judged(ended, folder / f"{Path(file).stem}.log")
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        wrong_ports = pool.submit(run_unit_checks, units, unit, file)
+        (ended,) = collect_evidence([folder / file], timeout, folder, environment=test_environment(units, folder))
+        judged = _judged(ended, folder / f"{Path(file).stem}.log")
+        if not judged.passed:
+            return judged
+        found = judge_unit(units, unit, file, wrong_ports.result())
+    fault = first_fault(found)
+    return (
+        UnitTest(False, fault, folder / PAGE_NAME)
+        if fault
+        else replace(judged, line=f"{judged.line}, {mutation_line(found)}")
+    )
 
 
 def _judged(ended: FileEvidence, log: Path) -> UnitTest:
