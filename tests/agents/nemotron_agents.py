@@ -1,5 +1,5 @@
-"""What scripted agents write for a tiny Nemotron: its norm counts from one, which is in no recipe; a test hides the recipe
-of its attention.
+"""What scripted agents write for a tiny Nemotron: its norm counts from one, which is in no recipe; a test hides the
+recipe of its attention.
 
 Attention: attempt 1 cheats (its reference is its own), attempt 2 passes its tests and counts positions from zero in
 decode, which stage 2 finds and the patch mends. Norm and embeddings: attempt 1 forgets the one, attempt 2 is right.
