@@ -86,7 +86,7 @@ def fitting_bugs(call: PortCall, out: Any) -> dict[str, float]:
     found: dict[str, float] = {}
     random = torch.get_rng_state()
     for name in operators():
-        kept = _Kept(call.owner)
+        kept = Kept(call.owner)
         try:
             injector(name)(call.owner)
             if kept.touched():
@@ -102,7 +102,7 @@ def fitting_bugs(call: PortCall, out: Any) -> dict[str, float]:
     return found
 
 
-class _Kept:
+class Kept:
     """A module as it is, to be put back: parts may hold process groups, which cannot be copied."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -117,7 +117,7 @@ class _Kept:
         """Whether a forward was replaced or a value moved."""
         replaced = any("forward" in item.__dict__ and "forward" not in before for item, before in self.modules)
         return replaced or any(
-            item.data is not data or not torch.equal(item.data, value) for item, data, value in self.values
+            item.data_ptr() != data.data_ptr() or not _same(item.data, value) for item, data, value in self.values
         )
 
     def put_back(self) -> None:
@@ -128,6 +128,10 @@ class _Kept:
         for tensor, data, value in self.values:
             tensor.data = data
             tensor.data.copy_(value)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def chosen_bugs(found: dict[str, float], most: int) -> list[str]:

@@ -42,7 +42,8 @@ class TestOutcome(BaseModel):
 class JobResult(BaseModel):
     """One job. `ended`: ok, timeout or died. `facts` are sentences of the checks that only watch, by rule id.
 
-    `applied`: whether the mutant found something to change; `port_raised`: an exception left the port.
+    `applied`: whether there was something to change; `applied_in`: of mutants, the tests in which there was;
+    `port_raised`: an exception left the port.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,6 +54,7 @@ class JobResult(BaseModel):
     facts: list[tuple[str, str, str]] = Field(default_factory=list, description="(rule, test, sentence)")
     bugs: list[str] = Field(default_factory=list)
     applied: bool = True
+    applied_in: list[str] = Field(default_factory=list)
     port_raised: bool = False
     seconds: float = 0.0
     detail: str = ""

@@ -54,10 +54,17 @@ def findings_of(run: RunResult, files: Sequence[str], places: Places) -> list[Fi
     jobs = run.jobs
     broken = [item for item in jobs if item.ended != "ok" and not judging.is_mutant(item.job)]
     found = [
-        places.finding(rules.TEST_NOT_RUN if item.job in ("collect", "control") else rules.RUN_BROKEN,
-                       files[0], f"{item.job}: {item.detail or item.ended}")
+        places.finding(
+            rules.TEST_NOT_RUN if item.job in ("collect", "control") else rules.RUN_BROKEN,
+            files[0],
+            f"{item.job}: {item.detail or item.ended}",
+            None if item.job in ("collect", "control", "probe") else Severity.NOTE,
+        )
         for item in broken
-    ]  # fmt: skip
+    ]
+    lost = [name for name in ("probe", *BASIC) if name in run.left_out]
+    if lost:
+        found.append(places.finding(rules.RUN_BROKEN, files[0], f"no time was left for {', '.join(lost)}"))
     control = judging.job(jobs, "control")
     if control is None:
         said = "no job came to its end" if not jobs else ""
@@ -117,13 +124,14 @@ def _conditions(jobs: Sequence[JobResult], places: Places) -> list[Finding]:
 
 def mutant_rows(jobs: Sequence[JobResult]) -> list[MutantRow]:
     """A row for each mutant that changed something: of the tests that run the port, how many notice it."""
-    subjects = judging.subjects(jobs)
     rows = []
     for item in jobs:
-        # a wrong port that breaks or hangs the tests is noticed too
-        if judging.is_mutant(item.job) and item.applied and subjects:
-            killed = sum(not judging.lives(item, test) for test in subjects) if item.ended == "ok" else len(subjects)
-            rows.append(MutantRow(mutant=item.job, killed=killed, total=len(subjects)))
+        if judging.is_mutant(item.job):
+            tests = [test for test in judging.subjects(jobs) if judging.touches(item, test)]
+            # a wrong port that breaks or hangs the tests is noticed too
+            killed = sum(not judging.lives(item, test) for test in tests) if item.ended == "ok" else len(tests)
+            if tests:
+                rows.append(MutantRow(mutant=item.job, killed=killed, total=len(tests)))
     return rows
 
 

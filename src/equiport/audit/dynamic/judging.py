@@ -27,10 +27,15 @@ def is_mutant(name: str) -> bool:
     return name in _MUTANTS or name.startswith(_BUGS)
 
 
+def touches(result: JobResult, test: str) -> bool:
+    """Whether the port was wrong in this test; where the process broke, nothing else is known."""
+    return test in result.applied_in if result.ended == "ok" else True
+
+
 def lives(result: JobResult, test: str) -> bool:
-    """Whether a test passes although the port is wrong."""
+    """Whether a test passes although the port is wrong in it."""
     found = result.tests.get(test)
-    return result.applied and found is not None and found.outcome == "passed"
+    return touches(result, test) and found is not None and found.outcome == "passed"
 
 
 def survivors(jobs: Sequence[JobResult]) -> list[str]:
@@ -61,4 +66,4 @@ def _passed(result: JobResult, test: str) -> bool:
 
 
 __all__ = ["BASIC", "SEEDS", "SHAPES", "attempts_failed", "is_mutant", "job", "lives", "once_failed", "subjects",
-           "survivors"]  # fmt: skip
+           "survivors", "touches"]  # fmt: skip

@@ -31,6 +31,7 @@ from equiport.errors import EquiportError
 
 _SOURCE = Path(__file__).resolve().parents[3]
 _GRACE = 20.0
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 _MODULE = "equiport.audit.dynamic.runner"
 
 
@@ -146,7 +147,7 @@ def start_limited(module: str, spec: str, scratch: Path, seconds: float) -> tupl
 def _start(command: list[str], scratch: Path, seconds: float) -> str:
     """Run the limited process; the last line of what it said. Everything that it started ends with it."""
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("EQUIPORT_", "PYTEST_"))},
+        **{name: value for name, value in os.environ.items() if not _kept_back(name)},
         "PYTHONPATH": os.pathsep.join([str(_SOURCE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -176,6 +177,11 @@ def _start(command: list[str], scratch: Path, seconds: float) -> str:
             process.wait()
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else f"ended with {process.returncode} and without a word"
+
+
+def _kept_back(name: str) -> bool:
+    """Keys and tokens, and what would change how pytest or equiport work."""
+    return name.startswith(("EQUIPORT_", "PYTEST_")) or any(word in name.upper() for word in _SECRET)
 
 
 def add_dynamic(

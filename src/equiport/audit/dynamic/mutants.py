@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equiport.audit.dynamic.bugs import Kept
 from equiport.audit.dynamic.structures import replaced, tensors
-from equiport.audit.dynamic.watch import PortCall
+from equiport.audit.dynamic.watch import PortCall, running_test
 
 _ROW = 1.5
 _RANKS = "rank"
@@ -38,13 +39,14 @@ class OutputMutant:
             "constant": lambda tensor: torch.full_like(tensor, 0.5),
             "scaled": lambda tensor: tensor * 1.01,
         }[name]
-        self.applied = False
+        self.applied: set[str] = set()
 
     def call(self, call: PortCall) -> Any:
         """The port's result, spoilt; integers alone are moved by one."""
         out = call.result()
         found = [item for item in tensors(out)]
-        self.applied = self.applied or bool(found)
+        if found:
+            self.applied.add(running_test())
         if any(item.is_floating_point() for item in found):
             return replaced(out, lambda item: self.change(item.detach()) if item.is_floating_point() else item)
         return replaced(out, _wrong_integers)
@@ -58,19 +60,20 @@ class RowMutant:
 
     def __init__(self) -> None:
         self.done: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.applied = False
+        self.applied: set[str] = set()
 
     def call(self, call: PortCall) -> Any:
         """The port's result with a weight of it changed."""
         if call.owner is None:
             out = call.result()
             if call.args and out is call.args[0]:
-                self.applied = True
+                self.applied.add(running_test())
                 return replaced(out, _one_channel)
             return out
         if call.owner not in self.done:
             self.done.add(call.owner)
-            self.applied = _scale_row(call.owner, call) or self.applied
+            if _scale_row(call.owner, call):
+                self.applied.add(running_test())
         return call.result()
 
 
@@ -110,7 +113,7 @@ class BugMutant:
     def __init__(self, inject: Callable[[nn.Module], None]) -> None:
         self.inject = inject
         self.done: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self.applied = False
+        self.applied: set[str] = set()
 
     def call(self, call: PortCall) -> Any:
         """The port's result with the bug in it; a module that the bug does not fit stays as it is."""
@@ -119,9 +122,11 @@ class BugMutant:
             return call.result()
         if module not in self.done:
             self.done.add(module)
+            kept = Kept(module)
             try:
                 self.inject(module)
-                self.applied = True
+                if kept.touched():
+                    self.applied.add(running_test())
             except Exception:  # what the corpus expects is not there
-                self.applied = False
+                kept.put_back()
         return call.result()

@@ -25,7 +25,7 @@ from equiport.audit.dynamic.recorder import Recorder
 from equiport.audit.dynamic.watch import Mode, Plain, Watch
 
 Send = Callable[[dict[str, Any]], None]
-Prepared = tuple[Mode, Callable[[], bool]]
+Prepared = tuple[Mode, Callable[[], bool | set[str]]]
 CONTROL, PROBE, COLLECT = "control", "probe", "collect"
 
 
@@ -112,8 +112,10 @@ class JobSession:
         if isinstance(mode, Probe):
             facts = [*mode.facts, *comparator_facts(mode, judges.changed(before), _audited(session, self.watch))]
             bugs = chosen_bugs(mode.bugs, self.limits.most_bugs)
+        where = applied()
         return JobResult(
-            job=job, tests=_outcomes(self.reports, self.watch), facts=facts, bugs=bugs, applied=applied(),
+            job=job, tests=_outcomes(self.reports, self.watch), facts=facts, bugs=bugs, applied=bool(where),
+            applied_in=sorted(where) if isinstance(where, set) else [],
             port_raised=self.watch.port_raised, seconds=round(time.monotonic() - clock, 3),
         ).model_dump()  # fmt: skip
 
