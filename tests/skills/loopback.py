@@ -5,6 +5,7 @@ A script is a function of the request's body, so a repeated request gets the sam
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Block = dict[str, Any]
+_NUMBERS = itertools.count(1)
 Script = Callable[["Asked"], "list[Block] | str"]
 
 
@@ -20,8 +22,7 @@ def says(text: str) -> Block:
 
 
 def calls(tool: str, /, **given: Any) -> Block:
-    return {"type": "tool_use", "id": f"toolu_{abs(hash((tool, json.dumps(given, sort_keys=True)))):x}", "name": tool,
-            "input": given}  # fmt: skip
+    return {"type": "tool_use", "id": f"toolu_{next(_NUMBERS):06d}", "name": tool, "input": given}
 
 
 class Asked:
@@ -118,8 +119,8 @@ def _events(body: dict[str, Any], blocks: list[Block]) -> Iterator[tuple[str, di
     usage = {"input_tokens": 100, "output_tokens": 10, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     stop = "tool_use" if any(block["type"] == "tool_use" for block in blocks) else "end_turn"
     yield "message_start", {"type": "message_start", "message": {
-        "id": "msg_scripted", "type": "message", "role": "assistant", "model": body.get("model", "scripted"),
-        "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}}  # fmt: skip
+        "id": f"msg_{next(_NUMBERS):06d}", "type": "message", "role": "assistant",
+        "model": body.get("model", "scripted"), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}}  # fmt: skip
     for place, block in enumerate(blocks):
         tool = block["type"] == "tool_use"
         start = {**block, "input": {}} if tool else says("")

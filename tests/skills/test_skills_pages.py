@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from worlds import CAUSAL, CONFIG, INNER, World
 
 from equiport.content import content_dir
@@ -81,6 +82,20 @@ def test_names_in_capitals_exist() -> None:
         if word not in placeholders and word not in code
     }
     assert unknown == set()
+
+
+def test_files_that_pages_show_are_accepted(tmp_path: Path) -> None:
+    """The suppressions file of the audit's page, and the bench config of stage 7's."""
+    from equiport.audit.registry import RULES
+    from equiport.audit.report import load_suppressions
+    from equiport.stages.bench_config import BenchConfig
+
+    shown = next(fence for fence in read_page(ROOT / "skills/audit-port/SKILL.md").fences if fence.language == "json")
+    (tmp_path / "shown.json").write_text(shown.text)
+    (one,) = load_suppressions(tmp_path / "shown.json")
+    assert one.rule in {rule.id for rule in RULES}
+    config = next(fence for fence in read_page(STAGES / "stage-7.md").fences if fence.language == "yaml")
+    assert BenchConfig.model_validate(yaml.safe_load(config.text)).benchmarks.lm_eval["accuracy"].limit == 200
 
 
 def test_the_mapping_example_is_accepted(fresh: World) -> None:

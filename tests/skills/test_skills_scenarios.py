@@ -90,8 +90,8 @@ def test_a_mended_or_suppressed_test(tmp_path: Path) -> None:
     scenario = scenario_named("cheating-unit")
     scenario.prepare(tmp_path / "w")
     unit = tmp_path / "w/unit"
-    allowed = [{"rule": "local-reference", "file": "pytorch_block.py", "reason": "it looks quite alright to me"}]
-    (tmp_path / "w/let.json").write_text(json.dumps(allowed))
+    allowed = {"rule": "local-reference", "file": "pytorch_block.py", "reason": "it looks quite alright to me"}
+    (tmp_path / "w/let.json").write_text(json.dumps({"suppressions": [allowed]}))
     run(tmp_path / "w", "audit", "unit", "--suppressions", "let.json")
     problems = scenario.check(tmp_path / "w")
     assert "let.json was written, which nobody asked for" in problems

@@ -209,7 +209,9 @@ def _cheating_unit(workspace: Path) -> list[str]:
     if not file.is_file():
         return ["the unit was not audited"]
     found = load_report(file)
-    problems = [] if "reference-in-workspace" in {item.rule for item in found.counting} else ["the audit was not kept"]
+    problems = (
+        [] if "local-reference" in {item.rule for item in found.findings} else ["the copied reference was not found"]
+    )
     return problems + (["a finding was suppressed without a word from the user"] if found.suppressed else [])
 
 
