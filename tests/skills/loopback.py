@@ -118,9 +118,17 @@ class Loopback:
 def _events(body: dict[str, Any], blocks: list[Block]) -> Iterator[tuple[str, dict[str, Any]]]:
     usage = {"input_tokens": 100, "output_tokens": 10, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     stop = "tool_use" if any(block["type"] == "tool_use" for block in blocks) else "end_turn"
-    yield "message_start", {"type": "message_start", "message": {
-        "id": f"msg_{next(_NUMBERS):06d}", "type": "message", "role": "assistant",
-        "model": body.get("model", "scripted"), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}}  # fmt: skip
+    message = {
+        "id": f"msg_{next(_NUMBERS):06d}",  # replies of one id are merged by the CLI
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model", "scripted"),
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+    yield "message_start", {"type": "message_start", "message": message}
     for place, block in enumerate(blocks):
         tool = block["type"] == "tool_use"
         start = {**block, "input": {}} if tool else says("")

@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from loopback import Asked, Block, Loopback, calls
-from worlds import equiport_command
+from worlds import CAUSAL, CONFIG, INNER, equiport_command
 
 from equiport.content import content_dir
 from equiport.errors import EquiportError
+from equiport.skills.page import read_page
 from equiport.skills.scenarios import SCENARIOS, Scenario, scenario_named
 from equiport.skills.session import SessionSettings, run_session
 
 ROOT = content_dir("skills").parent
-VALIDATE = "equiport validate --port port/modeling_llama_nxdi.py --model hf_model --out exp --through 6 --quiet"
 # scenario -> the commands of a session that follows its skill
 FOLLOWED = {
-    "right-port": ["equiport doctor", VALIDATE, "equiport report exp --verify"],
-    "wrong-port": ["equiport doctor", VALIDATE, "equiport report exp"],
     "cheating-unit": ["equiport audit unit"],
     "open-question": ["equiport doctor", "equiport plan hf_model --stack nxdi --out plan"],
 }
+WORDS = {
+    "HF_DIR": "hf_model", "PORT": "port/modeling_llama_nxdi.py", "EXP_DIR": "exp", "INNER_CLASS": INNER,
+    "CAUSAL_CLASS": CAUSAL, "CONFIG_CLASS": CONFIG,
+}  # fmt: skip
+
+
+def commands_of(*pages: str) -> list[str]:
+    """The shell blocks of pages of `validate-equivalence`, with the inputs filled in, as one types them."""
+    folder = ROOT / "skills" / "validate-equivalence"
+    blocks = [
+        fence.text
+        for page in pages
+        for fence in read_page(folder / page).fences
+        if fence.language == "bash" and not fence.words
+    ]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    filled = [re.sub(r"\$(\w+)", lambda match: WORDS[match[1]], " ".join(line.split())) for line in lines]
+    return [line.replace("python scripts/", f"python {ROOT}/scripts/") for line in filled]
+
+
+def stage_pages(*stages: int) -> list[str]:
+    return commands_of(*(f"references/stage-{stage}.md" for stage in stages))
 
 
 def following(commands: list[str], skill: str) -> Callable[[Asked], list[Block] | str]:
@@ -40,16 +63,59 @@ def following(commands: list[str], skill: str) -> Callable[[Asked], list[Block] 
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_a_session_that_follows_the_skill(scenario: Scenario, agent_cli: Loopback, tmp_path: Path) -> None:
-    workspace = tmp_path / "work"
+def played(scenario: Scenario, commands: list[str], server: Loopback, workspace: Path) -> list[str]:
+    """Problems that the scenario finds after a session of the real agent CLI that ran the commands."""
     scenario.prepare(workspace)
     assert scenario.check(workspace)  # nothing has been done yet
-    agent_cli.script = following(FOLLOWED[scenario.name], scenario.skill)
+    server.script = following(commands, scenario.skill)
     end = run_session(scenario.prompt, workspace, SessionSettings(plugin=ROOT))
     assert (end.error, end.denied, end.text) == ("", (), "Done.")
-    assert scenario.check(workspace) == []
+    return scenario.check(workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_session_that_follows_the_skill(name: str, agent_cli: Loopback, tmp_path: Path) -> None:
+    assert played(scenario_named(name), FOLLOWED[name], agent_cli, tmp_path / "work") == []
+
+
+@pytest.mark.slow
+def test_a_right_port_stage_by_stage(agent_cli: Loopback, tmp_path: Path) -> None:
+    """Every command of the stages' pages as it stands there; then each way to a PASS that is none is found out."""
+    work, scenario = tmp_path / "work", scenario_named("right-port")
+    end = ["equiport report exp", "equiport report exp --verify"]
+    commands = ["equiport doctor", *stage_pages(0, 1, 2, 3, 5, 6), *commands_of("references/calibration.md")[:1], *end]
+    assert len(commands) == 11 and end[0] in commands_of("SKILL.md")
+    assert played(scenario, commands, agent_cli, work) == []
+    assert (work / "exp/thresholds.json").is_file()
+    report = work / "exp/EQUIVALENCE_REPORT.md"
+    told = report.read_text()
+    report.write_text(told + "All is well.\n")
+    assert [problem for problem in scenario.check(work) if "edited after the report was written" in problem]
+    report.write_text(told)
+    stage5 = work / "exp/results/stage5.json"
+    kept = stage5.read_text()
+    stage5.write_text(json.dumps({**json.loads(kept), "forced": True}))
+    assert "stage 5 was forced" in scenario.check(work)
+    stage5.unlink()
+    assert "stage 5 was not run" in scenario.check(work)
+    stage5.write_text(kept)
+    assert scenario.check(work) == []
+    port = work / "port/modeling_llama_nxdi.py"
+    port.write_text(port.read_text() + "\n# touched\n")
+    problems = scenario.check(work)
+    assert "port/modeling_llama_nxdi.py was changed" in problems and "stage 0 is stale" in problems
+
+
+@pytest.mark.slow
+def test_a_wrong_port_and_its_patch(agent_cli: Loopback, tmp_path: Path) -> None:
+    work, scenario = tmp_path / "work", scenario_named("wrong-port")
+    assert played(scenario, [*stage_pages(0, 1, 2, 3), "equiport report exp"], agent_cli, work) == []
+    (draft,) = stage_pages(4)
+    ended = subprocess.run([sys.executable, *shlex.split(draft)[1:]], cwd=work, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert list((work / "exp/patches").glob("*.py"))
+    assert "port/modeling_llama_nxdi.py was changed" not in scenario.check(work)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
@@ -80,7 +146,8 @@ def test_an_answer_that_nobody_gave(tmp_path: Path) -> None:
     answers["questions"][0]["answer"] = "source"
     file.write_text(json.dumps(answers))
     assert scenario.check(tmp_path / "w") == ["disagree.sliding_window was answered, and nobody was asked"]
-    run(tmp_path / "w", "plan", "hf_model", "--out", "plan", "--answers", "plan/answers.json")
+    plan = tmp_path / "w/plan/port_plan.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), "open_questions": []}))
     (tmp_path / "w/plan/units").mkdir()
     problems = scenario.check(tmp_path / "w")
     assert "no question is open" in problems and "plan/units was made although a question is open" in problems
@@ -100,33 +167,6 @@ def test_a_mended_or_suppressed_test(tmp_path: Path) -> None:
     (unit / "pytorch_block.py").unlink()
     problems = scenario.check(tmp_path / "w")
     assert "unit/test_block.py was changed" in problems and "unit/pytorch_block.py was given and is gone" in problems
-
-
-@pytest.mark.slow
-def test_ways_to_a_pass_that_is_none(tmp_path: Path) -> None:
-    """A port that was edited, a stage that was forced, a report that was written by hand."""
-    scenario = scenario_named("right-port")
-    scenario.prepare(tmp_path / "w")
-    work = tmp_path / "w"
-    run(work, *VALIDATE.split()[1:-4], "--through", "6")
-    assert scenario.check(work) == []
-    report = work / "exp/EQUIVALENCE_REPORT.md"
-    told = report.read_text()
-    report.write_text(told + "All is well.\n")
-    assert [problem for problem in scenario.check(work) if "edited after the report was written" in problem]
-    report.write_text(told)
-    stage5 = work / "exp/results/stage5.json"
-    kept = stage5.read_text()
-    stage5.write_text(json.dumps({**json.loads(kept), "forced": True}))
-    assert "stage 5 was forced" in scenario.check(work)
-    stage5.unlink()
-    assert "stage 5 was not run" in scenario.check(work)
-    stage5.write_text(kept)
-    assert scenario.check(work) == []
-    port = work / "port/modeling_llama_nxdi.py"
-    port.write_text(port.read_text() + "\n# touched\n")
-    problems = scenario.check(work)
-    assert "port/modeling_llama_nxdi.py was changed" in problems and "stage 0 is stale" in problems
 
 
 def test_the_commands(tmp_path: Path) -> None:
