@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from loopback import Asked, Block, Loopback, calls
+from agents.loopback import Ask, Loopback, call
 from worlds import CAUSAL, CONFIG, INNER, equiport_command
 
 from equiport.content import content_dir
@@ -50,14 +51,14 @@ def stage_pages(*stages: int) -> list[str]:
     return commands_of(*(f"references/stage-{stage}.md" for stage in stages))
 
 
-def following(commands: list[str], skill: str) -> Callable[[Asked], list[Block] | str]:
+def following(commands: list[str], skill: str) -> Callable[[Ask], list[dict[str, Any]] | str]:
     """Loads the skill, runs the commands one after the other, and ends."""
 
-    def script(asked: Asked) -> list[Block] | str:
-        if asked.turn == 0:
-            return [calls("Skill", skill=f"equiport:{skill}")]
-        if asked.turn <= len(commands):
-            return [calls("Bash", command=commands[asked.turn - 1], description="as the skill says", timeout=600_000)]
+    def script(ask: Ask) -> list[dict[str, Any]] | str:
+        if ask.turn == 0:
+            return [call("Skill", skill=f"equiport:{skill}")]
+        if ask.turn <= len(commands):
+            return [call("Bash", command=commands[ask.turn - 1], description="as the skill says", timeout=600_000)]
         return "Done."
 
     return script

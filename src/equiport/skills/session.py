@@ -10,14 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from equiport.agents.environment import SETTINGS, check_key
 from equiport.errors import EquiportError
 
-#: Without the first the CLI calls home; without the last one a session gives several results.
-QUIET = {
-    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-    "DISABLE_AUTOUPDATER": "1",
-    "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
-}
 _TOOLS = ("Skill", "Agent", "Bash", "Read", "Write", "Edit", "Glob", "Grep")
 
 
@@ -70,7 +65,7 @@ async def _run(prompt: str, workspace: Path, settings: SessionSettings) -> Sessi
         verbatim_prompts=True,
         max_turns=settings.max_turns,
         max_budget_usd=settings.budget_usd,
-        env={**QUIET, **settings.environment},
+        env={**SETTINGS, **settings.environment},
         add_dirs=[str(settings.plugin)] if settings.plugin else [],
     )
     first: dict[str, Any] = {}
@@ -116,6 +111,8 @@ def _names(items: Sequence[Any]) -> tuple[str, ...]:
 
 def has_key() -> bool:
     """Whether something says whom to ask for a model."""
-    names = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK",
-             "CLAUDE_CODE_USE_VERTEX")  # fmt: skip
-    return any(os.environ.get(name) for name in names)
+    try:
+        check_key(os.environ)
+    except EquiportError:
+        return False
+    return True
