@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pydantic import BaseModel, ValidationError
 
 from equiport import __version__
+from equiport.audit.dynamic.port_launch import check_port, keep
 from equiport.audit.experiment import write_audit
 from equiport.audit.report import AUDIT_NAME
 from equiport.content import content_dir
@@ -21,7 +22,7 @@ from equiport.experiment.atomic import write_json, write_text
 from equiport.experiment.config import CONFIG_NAME
 from equiport.experiment.hashing import sha256
 from equiport.report.advisory import read_advisory
-from equiport.report.completion import Completion, completion
+from equiport.report.completion import PORT_NOT_RUN, Completion, completion, patches_in_force
 from equiport.stages.stage0 import StructureMetrics
 from equiport.stages.stage1 import SmokeMetrics
 from equiport.stages.stage2 import ComponentMetrics
@@ -51,6 +52,12 @@ def write_report(experiment: Experiment) -> WrittenReport:
         EquiportError: a result file is damaged.
     """
     judged = completion(experiment)
+    if judged.lacks == (PORT_NOT_RUN,) and judged.state == "INCOMPLETE":
+        # the last thing that a PASS needs, and the only one that costs seconds
+        part = check_port(experiment, patches=bool(patches_in_force(experiment)))
+        if part is not None:
+            keep(experiment, port=part)
+            judged = completion(experiment)
     audit = write_audit(experiment, judged.audit)
     results = {stage: result for stage in _STAGES if (result := experiment.result(stage))}
     templates = Environment(

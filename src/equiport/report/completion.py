@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from equiport.audit.experiment import audit_experiment
+from equiport.audit.dynamic.port_launch import can_check_port
+from equiport.audit.experiment import audit_experiment, fresh_parts
+from equiport.audit.render import mutation_line
 from equiport.audit.report import AuditReport
 from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
@@ -13,6 +15,8 @@ from equiport.experiment import Experiment, StageResult
 from equiport.experiment.hashing import input_name
 from equiport.stages.stage7 import TOLERANCE
 
+#: What `write_report` mends by running it.
+PORT_NOT_RUN = "the port was not run in limited processes"
 REQUIRED = (0, 1, 2, 5, 6, 7)
 
 
@@ -43,11 +47,11 @@ def completion(experiment: Experiment) -> Completion:
     spots = tuple(
         dict.fromkeys(f"stage {n}: {spot}" for n, result in results.items() if result for spot in result.blind_spots)
     )
-    audit = audit_experiment(experiment)
+    audit = audit_experiment(experiment, patched=bool(patches))
     tail = _tail(experiment, [result for result in results.values() if result], len(spots), audit)
     numbers = {stage: 4 if patches and stage == 2 else stage for stage in required}
     lacks = tuple(lack for stage in required if (lack := _lack(experiment, numbers[stage], results[stage], patches)))
-    lacks += _audit_lack(audit)
+    lacks += _audit_lack(audit) + _not_tried(experiment, required, patched=bool(patches))
     failed = [
         result
         for result in results.values()
@@ -76,10 +80,20 @@ def _audit_lack(audit: AuditReport) -> tuple[str, ...]:
     return (f"audit found {first.rule} at {first.file}:{first.line}{more}",)
 
 
+def _not_tried(experiment: Experiment, required: list[int], *, patched: bool) -> tuple[str, ...]:
+    """Run-time checks of the audit that a PASS needs from stage 2 on, and that did not run on these files."""
+    if 2 not in required:
+        return ()
+    parts = fresh_parts(experiment, patched=patched)
+    lacks = ("wrong ports were not tried on the tests",) if parts["tests"] is None else ()
+    return lacks + ((PORT_NOT_RUN,) if parts["port"] is None and can_check_port(experiment) else ())
+
+
 def _audited(audit: AuditReport) -> str:
     """The audit's part of the headline, with the number of rules and what was let stand."""
     let = f", {len(audit.suppressed)} suppressed" if audit.suppressed else ""
-    return f"audit {'clean' if audit.clean else 'not clean'} ({len(audit.rules)} rules{let})"
+    ran = f", {mutation_line(audit)}" if audit.dynamic else ""
+    return f"audit {'clean' if audit.clean else 'not clean'} ({len(audit.rules)} rules{ran}{let})"
 
 
 def _named(result: StageResult) -> str:

@@ -57,7 +57,7 @@ def generate_tests(folder: Path, mapping: ComponentMapping, model: Path, skip: M
         text = (content_dir("scripts") / "tensor_compare.py").read_text(encoding="utf-8")
         written.append(write_text(folder / "tensor_compare.py", text))
     old = {path: path.read_text(encoding="utf-8", errors="replace") for path in folder.glob("test_*.py")}
-    generated = {path for path, text in old.items() if _is_generated(text)}
+    generated = {path for path, text in old.items() if is_generated(text)}
     wanted = set()
     kinds = sorted(
         {entry.component_type or "module" for entry in mapping.tested},
@@ -87,7 +87,8 @@ def _marked(text: str) -> str:
     return f"{text}\n{_MARK}{hashlib.sha256(text.encode()).hexdigest()[:16]}\n"
 
 
-def _is_generated(text: str) -> bool:
+def is_generated(text: str) -> bool:
+    """Whether a test file stands as it was generated."""
     body, mark, digest = text.rpartition("\n" + _MARK)
     return bool(mark) and digest.strip() == hashlib.sha256(body.encode()).hexdigest()[:16]
 

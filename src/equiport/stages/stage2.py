@@ -10,6 +10,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from equiport.audit.experiment import refusals
+from equiport.audit.model import Severity
+from equiport.audit.report import Finding
 from equiport.compare.comparison import Comparison
 from equiport.compare.reasons import ReasonCode
 from equiport.compare.thresholds import Thresholds
@@ -33,6 +35,7 @@ from equiport.stages.component_rows import (
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.generate_tests import generate_tests
 from equiport.stages.instances import InstanceRow, instance_rows
+from equiport.stages.wrong_ports import notice_wrong_ports
 from equiport.structure.mapping import ComponentMapping
 from equiport.trace.sample import load_samples
 
@@ -109,18 +112,33 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
         again = [stage.tests_dir / name for name in _files_of(_undecided(rows, thresholds), evidence)]
         evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs, limits)})
         rows = component_rows(evidence.values(), thresholds)
+    faults = _wrong_ports(context, stage.tests_dir, rows, manifest)
     outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
-    _refuse(outcome, context, stage.tests_dir)
+    _refuse(outcome, context, stage.tests_dir, faults)
     outcome.seeds = seeds
     outcome.inputs = [*sorted(stage.tests_dir.glob("*.py")), *([experiment.mapping_file] if experiment else [])]
     return outcome
 
 
-def _refuse(outcome: Outcome, context: StageContext, tests: Path) -> None:
+def _wrong_ports(
+    context: StageContext, tests: Path, rows: Sequence[ComponentRow], manifest: TraceManifest | None
+) -> list[Finding]:
+    """What the audit finds when it makes the port wrong; only where it passes as it is."""
+    experiment = context.experiment
+    if experiment is None or manifest is None or any(row.verdict is Verdict.FAIL for row in rows):
+        return []
+    with context.progress.step("try wrong ports"):
+        patched = context.options.patches_dir is not None
+        components = list(dict.fromkeys(row.component for row in rows))
+        return notice_wrong_ports(experiment, tests, components, patched=patched)
+
+
+def _refuse(outcome: Outcome, context: StageContext, tests: Path, faults: Sequence[Finding]) -> None:
     """Test files with errors of the audit are no evidence, whatever they recorded."""
     port = context.subject.classes.modeling_file if context.subject else None
     root = context.experiment.root if context.experiment else tests.parent
-    for item in refusals(tests, port, root):
+    errors = [item for item in faults if item.severity is Severity.ERROR]
+    for item in [*refusals(tests, port, root), *errors]:
         where = f"{item.file}:{item.line}"
         outcome.reasons = [*outcome.reasons, Reason("AUDIT_FINDING", f"{item.rule}: {item.message}", where)]
         outcome.verdict = Verdict.FAIL

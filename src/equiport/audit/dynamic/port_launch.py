@@ -81,10 +81,15 @@ def tiny_weights(experiment: Experiment) -> Path | None:
     return found[0].parent if found else None
 
 
-def check_port(experiment: Experiment, *, patches: bool, seconds: float = 45.0) -> Part | None:
+def can_check_port(experiment: Experiment) -> bool:
+    """Whether there are tiny weights to run the port on, and one rank suffices."""
+    return tiny_weights(experiment) is not None and experiment.config.tp_degree == 1
+
+
+def check_port(experiment: Experiment, *, patches: bool, seconds: float = 120.0) -> Part | None:
     """Run the port in limited processes; None where there is nothing to run it on, or it needs several ranks."""
     config, weights = experiment.config, tiny_weights(experiment)
-    if weights is None or config.tp_degree > 1:
+    if weights is None or not can_check_port(experiment):
         return None
     from equiport.stacks.port_classes import find_port_classes
 
