@@ -38,7 +38,7 @@ def command(
             options = StageOptions(found.root, output, thresholds, force, quiet, debug, seed)
         subject = experiment_subject(options)
         adapter = load_adapter(subject.stack) if subject else None
-        stage = stage2.Stage2Options(tests_dir, tau_r, timeout, generate)
+        stage = stage2.Stage2Options(tests_dir.absolute(), tau_r, timeout, generate)  # tests run in their own folder
         return exit_code(stage2.run(options, stage, subject, adapter).verdict)
 
     run_command(action, debug=debug)
