@@ -57,12 +57,41 @@ def test_python_of_a_page_runs(page: Page, surroundings: Path, tmp_path: Path) -
     assert ran.returncode == 0, f"{name(page)}:\n{ran.stdout}{ran.stderr}"
 
 
+WITH_SHELL = [
+    page
+    for page in PAGES
+    if page.path.parent == ROOT / "references" and any(one.language == "bash" and not one.words for one in page.fences)
+]
+
+
+@pytest.mark.parametrize("page", WITH_SHELL, ids=name)
+def test_commands_of_a_reference_run(page: Page, done: World, commands: Path) -> None:
+    """Where a right port was validated, every command of a reference ends with 0."""
+    inputs = {"HF_DIR": done.model, "PORT": done.port, "EXP_DIR": done.exp}
+    for fence in page.fences:
+        if fence.language == "bash" and not fence.words:
+            ran = subprocess.run(
+                ["bash", "-euc", fence.text], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                env={**os.environ, **{key: str(value) for key, value in inputs.items()},
+                     "PATH": f"{commands}:{os.environ['PATH']}"},
+            )  # fmt: skip
+            assert ran.returncode == 0, f"{fence.text}\n{ran.stdout}{ran.stderr}"
+
+
 def test_most_blocks_run() -> None:
     """Blocks that are not run are few, and say why."""
     fences = [(name(page), fence) for page in PAGES for fence in page.fences if fence.language in ("python", "bash")]
     left = [(where, " ".join(fence.words)) for where, fence in fences if fence.words]
     assert all(re.match(r"no-run: \w+", said) for _, said in left), left
     assert len(left) <= 8 < 30 < len(fences)
+
+
+def test_bugs_that_pages_name_are_in_the_corpus() -> None:
+    from equiport.bench.portbugs.run import PortBugsBench, chosen
+
+    text = "\n".join(page.path.read_text() for page in PAGES)
+    named = re.findall(r"bench portbugs --only (\S+)", text)
+    assert named and all(chosen(PortBugsBench(only=name)) for name in named)
 
 
 def test_names_in_capitals_exist() -> None:
