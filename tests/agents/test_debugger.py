@@ -1,4 +1,4 @@
-"""Patches and reviews by agents, on an experiment in outline: what is audited, tried, taken out again, and only advised."""
+"""Patches and reviews by agents, on an experiment in outline: audited, tried, taken out again, and only advised."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from equiport.agents.backend import Job, JobResult
+from equiport.bench.family_models import write_model
 from equiport.errors import ExitCode
 from equiport.fixtures.folder import read_config
 from equiport.fixtures.tiny_config import tiny_config
@@ -22,7 +23,6 @@ from equiport.port.scaffold_source import definitions, imports_of
 from equiport.port.translate import UnitRequest
 from equiport.port.translate_recipes import RecipeTranslator
 
-from ..port.families import make_model
 from .fake_backend import DONE, FakeBackend
 
 
@@ -52,7 +52,7 @@ def written(source: Path) -> dict[str, tuple[str, str]]:
 
 @pytest.mark.slow
 def test_all_units_by_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, out = make_model("llama", tmp_path), tmp_path / "out"
+    source, out = write_model("llama", tmp_path / "model"), tmp_path / "out"
     files = written(source)
 
     def answer(job: Job) -> JobResult:
