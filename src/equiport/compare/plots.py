@@ -6,6 +6,7 @@ A healthy port's errors follow the 45-degree line of the QQ plot. matplotlib is 
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,32 +34,36 @@ def plot_comparison(measured: Measured, comparison: Comparison, folder: Path) ->
     Raises:
         EquiportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise EquiportError("matplotlib is missing", field="plots_dir", remedy="pip install matplotlib") from error
+    if find_spec("matplotlib") is None:
+        raise EquiportError("matplotlib is missing", field="plots_dir", remedy="pip install matplotlib")
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "_", comparison.name) or "comparison"
     target, base = _sampled_errors(measured)
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
+    figure, left, right = _panels(comparison)
     _histogram(left, target, base)
     _quantiles(right, target, base)
-    figure.suptitle(_title(comparison), fontsize=11)
     paths = [folder / f"{stem}_errors.png"]
     figure.savefig(paths[0], dpi=_DPI)
     if measured.slices.axes:
-        figure = Figure(figsize=(11, 4.2), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2)
+        figure, left, right = _panels(comparison)
         _along_axis(left, measured)
         _heatmap(right, figure, measured)
-        figure.suptitle(_title(comparison), fontsize=11)
         paths.append(folder / f"{stem}_slices.png")
         figure.savefig(paths[1], dpi=_DPI)
     return tuple(paths)
+
+
+def _panels(comparison: Comparison) -> tuple[Any, Any, Any]:
+    """A figure of two panels. Its margins are fixed: a layout that is solved for takes as long as the drawing."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.2))
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.075, right=0.97, bottom=0.12, top=0.83, wspace=0.2)
+    figure.suptitle(_title(comparison), fontsize=11)
+    return figure, left, right
 
 
 def _title(c: Comparison) -> str:
@@ -87,7 +92,7 @@ def _histogram(axes: Any, target: _Array, base: _Array) -> None:
     # The common bulk sets the range: one outlier must not squeeze both curves into one bin.
     edge = max(float(np.quantile(np.abs(np.concatenate([target, base])), 0.999)), 1e-300)
     bins = np.linspace(-edge, edge, 81)
-    axes.hist(base.clip(-edge, edge), bins, color=_BLUE, alpha=0.55, label="ref_bf16 − ref_fp32")
+    axes.hist(base.clip(-edge, edge), bins, histtype="stepfilled", color=_BLUE, alpha=0.55, label="ref_bf16 − ref_fp32")
     axes.hist(target.clip(-edge, edge), bins, color=_ORANGE, histtype="step", linewidth=1.6, label="target − ref_fp32")
     axes.set(xlabel="error (ends hold everything beyond)", ylabel="elements", title="Error distributions")
     axes.ticklabel_format(axis="x", scilimits=(-2, 3))

@@ -38,6 +38,7 @@ from equiport.stages.instances import InstanceRow, instance_rows
 from equiport.stages.wrong_ports import notice_wrong_ports
 from equiport.structure.mapping import ComponentMapping
 from equiport.trace.sample import load_samples
+from equiport.warm import FOR_TESTS, warm_server
 
 SPEC = StageSpec(2, "component tests", needs={0: False})
 _SEEDS, _MOST_SEEDS = 3, 9
@@ -90,6 +91,7 @@ def run(
 
 def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
     """Trace, run the tests, judge the records; stage 4 does the same on a patched port."""
+    warm_server(FOR_TESTS).start()  # its imports go on while fixtures are traced
     experiment, seeds = context.experiment, [context.options.seed + number for number in range(_SEEDS)]
     manifest, mapping = None, None
     if experiment is not None and context.subject is not None:
