@@ -81,8 +81,9 @@ def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=Path("runs/demo/model"))
+    options = parser.parse_args()
     bench_compare()
-    bench_port(parser.parse_args().model)
+    bench_port(options.model)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def test_the_command(plugin: Path) -> None:
     assert run(plugin)[:2] == (0, "1 skills, 1 agents, 3 pages, 3 commands; 0 problems\n")
     added(SKILL, "\n`equiport prove EXP_DIR`\n")(plugin)
     code, out, _ = run(plugin)
-    assert code == 1 and f"{SKILL}:15: command: there is no command `equiport prove`" in out
+    assert code == 1 and f"{SKILL}:16: command: there is no command `equiport prove`" in out
     shutil.rmtree(plugin / "skills")
     code, _, err = run(plugin)
     assert code == 2 and err.startswith("equiport: ") and "no folder skills/" in err

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -109,14 +107,9 @@ def test_a_right_port_stage_by_stage(agent_cli: Loopback, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_wrong_port_and_its_patch(agent_cli: Loopback, tmp_path: Path) -> None:
-    work, scenario = tmp_path / "work", scenario_named("wrong-port")
-    assert played(scenario, [*stage_pages(0, 1, 2, 3), "equiport report exp"], agent_cli, work) == []
-    (draft,) = stage_pages(4)
-    ended = subprocess.run([sys.executable, *shlex.split(draft)[1:]], cwd=work, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert list((work / "exp/patches").glob("*.py"))
-    assert "port/modeling_llama_nxdi.py was changed" not in scenario.check(work)
+def test_a_wrong_port_stage_by_stage(agent_cli: Loopback, tmp_path: Path) -> None:
+    commands = [*stage_pages(0, 1, 2, 3), "equiport report exp"]
+    assert played(scenario_named("wrong-port"), commands, agent_cli, tmp_path / "work") == []
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)

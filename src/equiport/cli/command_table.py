@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,29 +15,43 @@ import typer
 from typer.main import get_command
 
 from equiport.errors import EquiportError
-from equiport.skills.command_line import PROGRAM, CommandSpec, CommandTable
+from equiport.skills.command_line import PROGRAM, CommandSpec
 
 _HELP = {"--help": False}
 _FLAG_LINE = re.compile(r"^\s+(?:-\w(?: \w+)?, )?(--[\w-]+)(?:[ =](\S+))?", re.MULTILINE)
 
 
-def command_table(scripts: Path) -> CommandTable:
-    """Every verb of `equiport` and every script of the folder `scripts`.
+class Commands(Mapping[tuple[str, ...], CommandSpec]):
+    """What commands take, by their names; a script is asked when somebody wants to know."""
 
-    Raises:
-        EquiportError: a script whose --help does not come.
-    """
+    def __init__(self, verbs: Mapping[tuple[str, ...], CommandSpec], scripts: Sequence[Path]) -> None:
+        self._known = dict(verbs)
+        self._scripts: dict[tuple[str, ...], Path] = {(script.name,): script for script in scripts}
+
+    def __getitem__(self, name: tuple[str, ...]) -> CommandSpec:
+        if name not in self._known:
+            script = self._scripts[name]
+            verb = _verb(script)
+            self._known[name] = _from_help(script) if verb is None else _with_lists(_spec(_as_command(verb)), verb)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return iter([*self._known, *(name for name in self._scripts if name not in self._known)])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in self._scripts
+
+
+def command_table(scripts: Path) -> Commands:
+    """Every verb of `equiport` and every script of the folder `scripts`."""
     from equiport.cli import app
 
-    table: dict[tuple[str, ...], CommandSpec] = {}
-    _collect((PROGRAM,), get_command(app), table)
-    for script in sorted(scripts.glob("*.py")):
-        verb = _verb(script)
-        if verb is not None:
-            table[(script.name,)] = _with_lists(_spec(_as_command(verb)), verb)
-        elif "__main__" in script.read_text(encoding="utf-8"):
-            table[(script.name,)] = _from_help(script)
-    return table
+    verbs: dict[tuple[str, ...], CommandSpec] = {}
+    _collect((PROGRAM,), get_command(app), verbs)
+    return Commands(verbs, [path for path in sorted(scripts.glob("*.py")) if "__main__" in path.read_text("utf-8")])
 
 
 def _collect(name: tuple[str, ...], command: Any, table: dict[tuple[str, ...], CommandSpec]) -> None:
@@ -79,7 +93,11 @@ def _with_lists(spec: CommandSpec, function: Callable[..., Any]) -> CommandSpec:
 
 
 def _from_help(script: Path) -> CommandSpec:
-    said = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=120)
+    """Of a script that is no typer command; an EquiportError when its --help does not come."""
+    try:
+        said = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        raise EquiportError("--help takes two minutes", where=script, remedy="Run it by hand and mend it.") from None
     if said.returncode:
         raise EquiportError("--help fails", where=script, remedy="Run it by hand and mend it.")
     usage = said.stdout.partition("\n\n")[0]

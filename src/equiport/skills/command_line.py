@@ -67,9 +67,9 @@ def invocations(page: Page, scripts: frozenset[str]) -> Iterator[Invocation]:
 def problem_of(command: Invocation, table: CommandTable) -> str:
     """What is wrong with a command; empty when it can be typed."""
     name, rest = _split(command.words, table)
-    spec = table.get(name)
-    if spec is None:
+    if name not in table:
         return f"there is no command `{' '.join(name)}`"
+    spec = table[name]
     following = next((word for word in rest if not word.startswith("-")), "")
     if spec.verbs and following:
         return f"there is no command `{' '.join((*name, following))}`"
