@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from equiport.bench.audit.held_out import CHEATS, PORT
 from worlds import EXAMPLE_PORT, Cli
 
 from equiport.audit import RULES, audit_path, load_report
+from equiport.bench.audit.held_out import CHEATS, PORT
 
 CHEAT = CHEATS["golden file"][0]
 

@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from equiport.bench.audit.held_out import CHEATS, HONEST, PORT
 from worlds import Cli, World
 
 from equiport.audit import RULES
 from equiport.audit.experiment import refusals
+from equiport.bench.audit.held_out import CHEATS, HONEST, PORT
 from equiport.port.port_run_units import run_unit_test, write_unit
 from equiport.port.translate import UnitFiles
 

@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 import pytest
-from equiport.bench.audit.held_out import CHEATS, HONEST
 
 from equiport.audit import RULES, Severity, audit_path
 from equiport.audit.model import Rule, Sample
 from equiport.audit.work import sample_work
+from equiport.bench.audit.held_out import CHEATS, HONEST
 
 BAD = [pytest.param(rule, sample, id=f"{rule.id}-{n}") for rule in RULES for n, sample in enumerate(rule.bad)]
 GOOD = [pytest.param(rule, sample, id=f"{rule.id}-{n}") for rule in RULES for n, sample in enumerate(rule.good)]

@@ -22,7 +22,7 @@ The source is parsed, never imported. Writes audit.json and AUDIT.md into PATH (
 With --dynamic the tests are also run, in processes of their own that have limits of time and memory, no network and no
 right to write: the port is made wrong in several ways, and the tests must notice; its determinism, uninitialised
 memory, other seeds and shapes are tried, and whether it runs the reference's code. Default is --static-only, which runs
-nothing. What was run before on the same files is not run again (audit.json).
+nothing.
 A suppressions file lets findings stand, each with a reason that AUDIT.md prints.
 
 Exit 0: clean (notes are allowed); 1: errors or warnings; 2: bad input, or no Python file.
@@ -59,12 +59,11 @@ def audit(
         found = audit_path(path, load_suppressions(suppressions) if suppressions else ())
         folder = out or (path if path.is_dir() else path.parent)
         if dynamic:
-            from equiport.audit.dynamic.launch import DynamicOptions, add_dynamic, earlier
+            from equiport.audit.dynamic.launch import DynamicOptions, add_dynamic
             from equiport.audit.work import python_files
 
             root = path if path.is_dir() else path.parent
-            known = earlier(folder / AUDIT_NAME)
-            found = add_dynamic(found, python_files(path), root, DynamicOptions(seconds=seconds), known=known)
+            found = add_dynamic(found, python_files(path), root, DynamicOptions(seconds=seconds))
         found.save(folder / AUDIT_NAME)
         write_text(folder / PAGE_NAME, page(found))
         print(headline(found) if quiet else table(found))

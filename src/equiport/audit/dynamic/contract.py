@@ -11,7 +11,7 @@ SEEDS, SHAPES = ("seed-1", "seed-2", "seed-3"), ("shape-batch", "shape-length")
 
 
 class RunSpec(BaseModel):
-    """One run: the test files, the port's files, and the limits. Paths are absolute."""
+    """One run: the test files, the port's files, and the limits. Paths are absolute. `jobs`: empty means all."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -26,6 +26,15 @@ class RunSpec(BaseModel):
     memory_mb: int = 8192
     workers: int = 2
     most_bugs: int = 6
+    jobs: list[str] = Field(default_factory=list)
+
+
+class RunSpecs(BaseModel):
+    """Several runs in one process, one after the other: its libraries are loaded once."""
+
+    model_config = ConfigDict(frozen=True)
+
+    runs: list[RunSpec]
 
 
 class TestOutcome(BaseModel):
@@ -69,3 +78,11 @@ class RunResult(BaseModel):
     jobs: list[JobResult] = Field(default_factory=list)
     left_out: list[str] = Field(default_factory=list)
     seconds: float = 0.0
+
+
+class RunResults(BaseModel):
+    """A result for each run, as far as the process came."""
+
+    model_config = ConfigDict(frozen=True)
+
+    runs: list[RunResult]

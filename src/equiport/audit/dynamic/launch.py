@@ -18,16 +18,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from equiport import __version__
-from equiport.audit.dynamic.contract import JobResult, RunResult, RunSpec
+from equiport.audit.dynamic.contract import JobResult, RunResult, RunResults, RunSpec, RunSpecs
 from equiport.audit.dynamic.findings import Places, dynamic_report, findings_of
 from equiport.audit.engine import let_stand
 from equiport.audit.model import Role, Severity
 from equiport.audit.paraphrase import imported_families
-from equiport.audit.report import AuditReport, DynamicReport, Finding, load_report
+from equiport.audit.report import AuditReport, DynamicReport, Finding
 from equiport.audit.source import ParsedModule
 from equiport.audit.work import Work, read_work
 from equiport.content import content_dir
-from equiport.errors import EquiportError
 
 _SOURCE = Path(__file__).resolve().parents[3]
 _GRACE = 20.0
@@ -37,13 +36,17 @@ _MODULE = "equiport.audit.dynamic.runner"
 
 @dataclass(frozen=True)
 class DynamicOptions:
-    """Limits: seconds for a whole group of files and for one job of it, memory in MB, processes side by side."""
+    """Limits: seconds for a whole group of files and for one job of it, memory in MB, processes side by side.
+
+    `jobs`: which to run beside the control and the probe; empty: all.
+    """
 
     seconds: float = 120.0
     job_seconds: float = 60.0
     memory_mb: int = 8192
     workers: int = 2
     most_bugs: int = 6
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -111,37 +114,47 @@ def _holds_tests(module: ParsedModule) -> bool:
     return module.role is Role.TEST and name != "conftest.py" and not module.opaque
 
 
-def run_group(group: Group, options: DynamicOptions) -> RunResult:
-    """Run the checks on one group; what goes wrong with the process itself is in the result."""
+def run_groups(chosen: Sequence[Group], options: DynamicOptions) -> list[RunResult]:
+    """Run the checks on groups, in one process; what goes wrong with it is in the results of those it did not reach."""
+    if not chosen:
+        return []
     with tempfile.TemporaryDirectory(prefix="equiport-audit-") as place:
         scratch = Path(place).resolve()
-        families = [f"transformers.models.{name}.modeling_{name}" for name in group.families]
-        spec = RunSpec(
-            files=[str(path) for path in group.tests],
-            port_files=[str(path) for path in group.port_files],
-            folder=str(group.folder),
-            paths=[str(path) for path in (*group.paths, _SOURCE, content_dir("scripts"))],
-            modules=families,
-            scratch=str(scratch),
-            seconds=options.seconds,
-            job_seconds=min(options.job_seconds, options.seconds),
-            memory_mb=options.memory_mb,
-            workers=options.workers,
-            most_bugs=options.most_bugs,
-        )
-        run, said = start_limited(_MODULE, spec.model_dump_json(), scratch, options.seconds * 1.5 + _GRACE)
-        return run or RunResult(jobs=[JobResult(job="collect", ended="died", detail=said)])
+        specs = RunSpecs(runs=[_spec(group, options, scratch / str(n)) for n, group in enumerate(chosen)])
+        seconds = (options.seconds * 1.5 + _GRACE) * len(chosen)
+        text, said = start_limited(_MODULE, specs.model_dump_json(), scratch, seconds)
+        try:
+            found = RunResults.model_validate_json(text).runs
+        except ValidationError:
+            found = []
+        broken = RunResult(jobs=[JobResult(job="collect", ended="died", detail=said)])
+        return [*found, *[broken] * (len(chosen) - len(found))]
 
 
-def start_limited(module: str, spec: str, scratch: Path, seconds: float) -> tuple[RunResult | None, str]:
-    """Run a module of the limited kind on a spec; its result, or None and the last line that it said."""
+def _spec(group: Group, options: DynamicOptions, scratch: Path) -> RunSpec:
+    scratch.mkdir()
+    return RunSpec(
+        files=[str(path) for path in group.tests],
+        port_files=[str(path) for path in group.port_files],
+        folder=str(group.folder),
+        paths=[str(path) for path in (*group.paths, _SOURCE, content_dir("scripts"))],
+        modules=[f"transformers.models.{name}.modeling_{name}" for name in group.families],
+        scratch=str(scratch),
+        seconds=options.seconds,
+        job_seconds=min(options.job_seconds, options.seconds),
+        memory_mb=options.memory_mb,
+        workers=options.workers,
+        most_bugs=options.most_bugs,
+        jobs=list(options.jobs),
+    )
+
+
+def start_limited(module: str, spec: str, scratch: Path, seconds: float) -> tuple[str, str]:
+    """Run a module of the limited kind on a spec; what it wrote (empty: nothing), and the last line that it said."""
     (scratch / "spec.json").write_text(spec, encoding="utf-8")
     result = scratch / "result.json"
     said = _start([sys.executable, "-m", module, str(scratch / "spec.json"), str(result)], scratch, seconds)
-    try:
-        return RunResult.model_validate_json(result.read_text(encoding="utf-8")), said
-    except (OSError, ValidationError):
-        return None, said
+    return result.read_text(encoding="utf-8") if result.is_file() else "", said
 
 
 def _start(command: list[str], scratch: Path, seconds: float) -> str:
@@ -191,26 +204,18 @@ def add_dynamic(
     options: DynamicOptions | None = None,
     *,
     extra: Sequence[Path] = (),
-    known: AuditReport | None = None,
 ) -> AuditReport:
     """The report with the findings of the dynamic checks on its tests. `extra`: folders to import from.
 
-    `known`: an earlier report; a group whose content is what it was then is not run again.
+    Nothing that lies in the audited folder is believed: what ran before runs again.
     """
     options = options or DynamicOptions()
     found: list[Finding] = []
     made: list[DynamicReport] = []
-    for group in groups(read_work(list(files), root), extra):
-        key = group.key
-        kept = next((item for item in known.dynamic if item.key == key and not item.left_out), None) if known else None
-        places = Places(group.folder, root)
-        if kept is not None and known is not None:
-            made.append(kept)
-            found += [item for item in known.findings if item.rule in _dynamic_ids() and _of_group(item, group, root)]
-            continue
-        run = run_group(group, options)
-        found += findings_of(run, [path.name for path in group.tests], places)
-        made.append(dynamic_report(run, key))
+    chosen = groups(read_work(list(files), root), extra)
+    for group, run in zip(chosen, run_groups(chosen, options), strict=True):
+        found += findings_of(run, [path.name for path in group.tests], Places(group.folder, root))
+        made.append(dynamic_report(run, group.key))
     return with_findings(report, found, made)
 
 
@@ -228,21 +233,3 @@ def with_findings(report: AuditReport, found: Iterable[Finding], made: Sequence[
             "unused_suppressions": [item for item in report.unused_suppressions if item not in used],
         }
     )
-
-
-def _dynamic_ids() -> frozenset[str]:
-    from equiport.audit.dynamic.rules import DYNAMIC_RULES
-
-    return frozenset(rule.id for rule in DYNAMIC_RULES)
-
-
-def _of_group(item: Finding, group: Group, root: Path) -> bool:
-    return (root / item.file).absolute().parent == group.folder
-
-
-def earlier(file: Path) -> AuditReport | None:
-    """An audit.json that an earlier call left; None where there is none that can be read."""
-    try:
-        return load_report(file) if file.is_file() else None
-    except EquiportError:
-        return None

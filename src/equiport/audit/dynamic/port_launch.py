@@ -14,7 +14,7 @@ from equiport import __version__
 from equiport.audit.dynamic import rules
 from equiport.audit.dynamic.contract import JobResult, RunResult
 from equiport.audit.dynamic.findings import Places, dynamic_report, findings_of
-from equiport.audit.dynamic.launch import DynamicOptions, Group, groups, run_group, start_limited
+from equiport.audit.dynamic.launch import DynamicOptions, Group, groups, run_groups, start_limited
 from equiport.audit.dynamic.port_runner import JOBS, PortSpec
 from equiport.audit.report import DynamicReport, Finding
 from equiport.audit.work import read_work
@@ -107,9 +107,11 @@ def check_port(experiment: Experiment, *, patches: bool, seconds: float = 120.0)
             scratch=str(scratch),
             seconds=seconds,
         )
-        run, said = start_limited(_MODULE, spec.model_dump_json(), scratch, seconds * 1.5 + 20.0)
+        text, said = start_limited(_MODULE, spec.model_dump_json(), scratch, seconds * 1.5 + 20.0)
     key = key_of(experiment, "port", patches)
-    if run is None:
+    try:
+        run = RunResult.model_validate_json(text)
+    except ValidationError:
         run = RunResult(jobs=[JobResult(job="plain", ended="died", detail=said)])
     return Part(report=dynamic_report(run, key), findings=_findings(experiment, run))
 
@@ -141,6 +143,6 @@ def check_tests(
         tests = tuple(path for path in group.tests if path in wanted)
         if tests:
             chosen = Group(group.folder, tests, group.port_files, group.paths, group.families, group.others)
-            run = run_group(chosen, options)
+            run = run_groups([chosen], options)[0]
             return run, findings_of(run, [path.name for path in tests], Places(group.folder, experiment.root))
     return RunResult(), []

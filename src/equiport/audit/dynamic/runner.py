@@ -9,13 +9,13 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equiport.audit.dynamic.contract import JobResult, RunResult, RunSpec
+from equiport.audit.dynamic.contract import JobResult, RunResult, RunResults, RunSpec, RunSpecs
 from equiport.audit.dynamic.sandbox import cut_network, limit, refuse
 
 if TYPE_CHECKING:
@@ -26,28 +26,31 @@ Send = Callable[[dict[str, Any]], None]
 
 
 def main(spec_file: Path, result_file: Path) -> None:
-    """Run every job of the spec and write the result."""
-    clock = time.monotonic()
-    spec = RunSpec.model_validate_json(spec_file.read_text(encoding="utf-8"))
+    """Run every job of every spec and write the results."""
+    specs = RunSpecs.model_validate_json(spec_file.read_text(encoding="utf-8")).runs
     network = cut_network()
-    limit(spec.memory_mb, 4 * spec.seconds)
-    for path in reversed(spec.paths):
-        sys.path.insert(0, path)
-    _preload(spec)
-    jobs, left = _run(spec, clock)
-    result = RunResult(network=network, jobs=jobs, left_out=left, seconds=round(time.monotonic() - clock, 3))
-    partial = result_file.with_suffix(".part")
-    partial.write_text(result.model_dump_json(), encoding="utf-8")
-    partial.replace(result_file)
+    limit(max(spec.memory_mb for spec in specs), 4 * sum(spec.seconds for spec in specs))
+    _preload(specs)
+    results: list[RunResult] = []
+    for spec in specs:
+        clock = time.monotonic()
+        jobs, left = _run(spec, clock)
+        seconds = round(time.monotonic() - clock, 3)
+        results.append(RunResult(network=network, jobs=jobs, left_out=left, seconds=seconds))
+        # written as it grows: a later run that breaks this process takes nothing away
+        partial = result_file.with_suffix(".part")
+        partial.write_text(RunResults(runs=results).model_dump_json(), encoding="utf-8")
+        partial.replace(result_file)
 
 
-def _preload(spec: RunSpec) -> None:
+def _preload(specs: Sequence[RunSpec]) -> None:
     """Import what every child needs, so that each of them need not."""
     import torch
 
     torch.set_num_threads(1)
     for name in ("pytest", "equiport.port.translate_block_test", "equiport.port.translate_world",
-                 "equiport.stages.component_fixtures", *spec.modules):  # fmt: skip
+                 "equiport.stages.component_fixtures", "equiport.audit.dynamic.session",
+                 *dict.fromkeys(name for spec in specs for name in spec.modules)):  # fmt: skip
         with suppress(Exception):
             importlib.import_module(name)
 
@@ -71,7 +74,7 @@ def _run(spec: RunSpec, clock: float) -> tuple[list[JobResult], list[str]]:
     tasks = [Task(name, partial(_session, spec, deadline=deadline, only=name)) for name in survivors(jobs)]
     tasks += [
         Task(_TEXT + name, partial(_session, spec, deadline=deadline, only=_TEXT + name))
-        for name in fitting_text_bugs(texts)[: spec.most_bugs]
+        for name in (() if spec.jobs else fitting_text_bugs(texts)[: spec.most_bugs])
     ]
     again: dict[str, JobResult] = {}
     for ended in run_forked(tasks, workers=spec.workers, seconds=spec.job_seconds, deadline=deadline):
@@ -98,6 +101,8 @@ def _session(spec: RunSpec, send: Send, *, deadline: float, only: str | None) ->
     from equiport.compare.records import RECORDS_ENV
     from equiport.errors import EquiportError
 
+    for path in reversed(spec.paths):
+        sys.path.insert(0, path)
     scratch = Path(spec.scratch)
     log = os.open(str(scratch / f"{(only or 'session').replace(':', '-').replace('/', '-')[:60]}.log"),
                   os.O_WRONLY | os.O_CREAT | os.O_TRUNC)  # fmt: skip
@@ -121,7 +126,7 @@ def _session(spec: RunSpec, send: Send, *, deadline: float, only: str | None) ->
     border(watch)
     watch.install()
     refuse([scratch])
-    limits = Limits(spec.workers if only is None else 1, spec.job_seconds, deadline, spec.most_bugs)
+    limits = Limits(spec.workers if only is None else 1, spec.job_seconds, deadline, spec.most_bugs, tuple(spec.jobs))
     jobs, early = None, None
     if only is not None:
         jobs = ["text" if only.startswith(_TEXT) else only]

@@ -31,12 +31,16 @@ CONTROL, PROBE, COLLECT = "control", "probe", "collect"
 
 @dataclass(frozen=True)
 class Limits:
-    """How many jobs side by side, how long one may take, when the last one may start, how many bugs are put in."""
+    """How many jobs side by side, how long one may take, when the last one may start, how many bugs are put in.
+
+    `jobs`: which to run beside the control and the probe; empty: all.
+    """
 
     workers: int
     job_seconds: float
     deadline: float
     most_bugs: int
+    jobs: tuple[str, ...] = ()
 
 
 class JobSession:
@@ -75,7 +79,8 @@ class JobSession:
             return True
         bugs = next((result.bugs for result in first if result.job == PROBE), [])
         rest = [*BASIC, "row", "poison", SEEDS[0], *SHAPES, *(f"bug:{name}" for name in bugs)]
-        again = self._run(session, rest)
+        wanted = self.limits.jobs
+        again = self._run(session, [name for name in rest if not wanted or name in wanted])
         failed = [item for item in again if item.job == SEEDS[0] and not _passes(control, item)]
         if failed:
             self._run(session, SEEDS[1:])

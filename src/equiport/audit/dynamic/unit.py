@@ -6,7 +6,7 @@ from pathlib import Path
 
 from equiport.audit.dynamic.contract import RunResult
 from equiport.audit.dynamic.findings import Places, dynamic_report, findings_of
-from equiport.audit.dynamic.launch import DynamicOptions, Group, groups, run_group, with_findings
+from equiport.audit.dynamic.launch import DynamicOptions, Group, groups, run_groups, with_findings
 from equiport.audit.render import PAGE_NAME, mutation_line, page
 from equiport.audit.report import AUDIT_NAME, AuditReport, load_report
 from equiport.audit.work import read_work
@@ -19,7 +19,7 @@ UNIT_OPTIONS = DynamicOptions(seconds=180.0, job_seconds=90.0, most_bugs=4)
 def run_unit_checks(units: Path, unit: str, file: str, options: DynamicOptions = UNIT_OPTIONS) -> RunResult:
     """Run a unit's test file with wrong ports and under other conditions, in limited processes."""
     group = _group(units, unit, file)
-    return run_group(group, options) if group is not None else RunResult()
+    return run_groups([group], options)[0] if group is not None else RunResult()
 
 
 def judge_unit(units: Path, unit: str, file: str, run: RunResult) -> AuditReport:

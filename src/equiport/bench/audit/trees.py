@@ -26,7 +26,7 @@ class Place(BaseModel):
 
 
 class PortRow(BaseModel):
-    """One folder of the tree. `seconds` are of this process's processor time; `crashed`: what the audit raised, empty as it should be."""
+    """One folder of the tree. `seconds`: processor time. `crashed`: what the audit raised, empty as it should be."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,9 +64,8 @@ def run_tree(tree: Path, say: Callable[[str], None] = lambda _: None) -> TreeTab
         try:
             found = audit_path(folder)
         except Exception as error:  # the point of the run: none may come
-            rows.append(
-                PortRow(port=folder.name, files=0, seconds=time.process_time() - clock, crashed=f"{type(error)}: {error}")
-            )
+            spent = time.process_time() - clock
+            rows.append(PortRow(port=folder.name, files=0, seconds=spent, crashed=f"{type(error)}: {error}"))
             continue
         places = [
             Place(rule=item.rule, severity=item.severity.value, file=item.file, line=item.line, message=item.message)
