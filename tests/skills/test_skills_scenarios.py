@@ -180,6 +180,18 @@ def test_the_commands(tmp_path: Path) -> None:
     assert "no such folder" in ran("check", "cheating-unit", "gone")[2]
 
 
+def test_a_run_is_prepared_played_and_judged(agent_cli: Loopback, tmp_path: Path) -> None:
+    agent_cli.script = following(FOLLOWED["cheating-unit"], "audit-port")
+    command = equiport_command("skills", "run", "cheating-unit", tmp_path / "w", "--budget-usd", 1)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Done." in done.stdout and "the session came to its end" in done.stdout
+    assert done.stdout.endswith("cheating-unit: as it should be\n")
+    agent_cli.script = following([], "audit-port")
+    lazy = subprocess.run([*command[:-3], str(tmp_path / "v")], capture_output=True, text=True)
+    assert lazy.returncode == 1 and "the unit was not audited" in lazy.stdout
+
+
 def test_a_run_without_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_BEDROCK",
                  "CLAUDE_CODE_USE_VERTEX"):  # fmt: skip
