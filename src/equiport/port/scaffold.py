@@ -162,7 +162,9 @@ class Composer:
             parts = [
                 (name, [item for item in definitions(text) if item.name not in own]) for name, text in given.items()
             ]
-            whole = [*parts, *(("the skeleton", definitions(tidy(self.section(name)))) for name in _SKELETONS)]
+            # norms that recipes have are no affair of a made unit, and stand in no other unit's file then
+            added = (*_SKELETONS, "norm") if self.made else _SKELETONS
+            whole = [*parts, *(("the skeleton", definitions(tidy(self.section(name)))) for name in added)]
             found = _ordered(merged(whole))
             others = [text for name, text in units.items() if name not in self.made]
             imports = [*self.imports(), *(line for text in others for line in imports_of(text))]
