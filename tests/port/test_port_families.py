@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from equiport.errors import EquiportError
 from equiport.port.fingerprint_reader import fingerprint
@@ -19,6 +20,8 @@ from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import Subject
 
 from .families import FAMILIES, VARIANTS, judge, logits_error, make_model
+
+_NOT_IN_4 = {"stablelm parallel, head norms": "its initialisation zeroes a bias that head norms lack"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
     made: dict[str, Made] = {}
 
     def make(name: str) -> Made:
+        if transformers.__version__.startswith("4.") and name in _NOT_IN_4:
+            pytest.skip(f"transformers {transformers.__version__} cannot build it: {_NOT_IN_4[name]}")
         if name not in made:
             root = tmp_path_factory.mktemp("family")
             model = make_model(name, root)
