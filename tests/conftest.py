@@ -21,6 +21,20 @@ from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import materialize
 
 
+# files of minutes come first, so that the workers end together
+_LONGEST = (
+    "test_port_families.py", "test_right_from_wrong.py", "test_draft_patches.py", "test_stage7.py",
+    "test_cli_validate.py", "test_whole_port.py", "test_engine_agent.py", "test_audit_dynamic.py",
+    "test_skills_scenarios.py", "test_invariance.py", "test_cli_stage2_honesty.py",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first, the others in their order."""
+    places = {name: number for number, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
     """Run a command in this process: `cli("stage1", ...)` for a script, `cli("validate", ...)` for a verb."""
