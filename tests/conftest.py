@@ -20,7 +20,6 @@ from worlds import EXAMPLE_PORT, TINY_LLAMA, Cli, Ran, World, equiport_command
 from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import materialize
 
-
 # files of minutes come first, so that the workers end together
 _LONGEST = (
     "test_port_families.py", "test_right_from_wrong.py", "test_draft_patches.py", "test_stage7.py",
