@@ -23,6 +23,9 @@ run updates what is as it was. A file of yours in the way, or one that you chang
 installs and keeps yours beside as NAME.before-equiport, which --uninstall puts back. --uninstall removes what was
 installed and is unchanged, and leaves what you changed (with --force: kept as NAME.edited).
 
+claude: skills/NAME/SKILL.md and agents/NAME.md below DEST. kiro: skills/NAME/SKILL.md and agents/NAME.json with its
+prompt in agents/prompts, as Kiro documents it; the claude layout is tested with that CLI, the kiro one by its files alone.
+
 The repository is also a plugin as it stands (.claude-plugin); nothing needs to be installed then.
 """
 
