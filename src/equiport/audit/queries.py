@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from equiport.audit.flow import is_fixture
 from equiport.audit.model import Role
 from equiport.audit.names import ASSERTING, BLOCK_TESTS, PREDICATES, SAMPLE_COMPARATORS, TENSOR_COMPARATORS, VERDICTS
 from equiport.audit.source import FunctionNode, ParsedModule, keywords
@@ -65,7 +66,7 @@ def collected_tests(module: ParsedModule) -> list[FunctionNode]:
     for node in module.functions:
         owner = module.parents.get(node)
         collected = isinstance(owner, ast.Module) or not module.function_of(node)
-        if node.name.startswith("test") and collected:
+        if node.name.startswith("test") and collected and not is_fixture(module, node):
             found.append(node)
     return found
 

@@ -5,8 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from equiport.audit.flow import DRAWN, PORT, VERDICT, on_port_side, on_reference_side
+from equiport.audit.flow import DRAWN, VERDICT, on_port_side, on_reference_side
 from equiport.audit.identity import number_of
+from equiport.audit.judged_by import (
+    expects_error,
+    judged_elsewhere,
+    others_compare,
+    runs_port,
+    unittest_calls,
+)
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.queries import asserted, collected_tests, comparisons, reached
 from equiport.audit.rules.frame import in_test
@@ -38,10 +45,12 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 yield Hit(judging[0], "is compared under a condition alone, which may not hold")
             continue
         asserts = [node for node in module.nodes if isinstance(node, ast.Assert) and module.function_of(node) in bodies]
-        if found and not asserts and _expects_error(module, function):
+        if found and not asserts and expects_error(module, function):
+            continue
+        if judged_elsewhere(module, bodies):
             continue
         if not any(_compares(module, node.test) for node in asserts):
-            aside = _tests_no_output(module, asserts, bodies) and _others_compare(module)
+            aside = _tests_no_output(module, asserts, bodies) and others_compare(module)
             said = "tests no output of the port" if aside else "compares nothing of the port with the source"
             yield Hit(function, f"{function.name} {said}", Severity.NOTE if aside else None)
 
@@ -49,38 +58,11 @@ def check(module: ParsedModule) -> Iterator[Hit]:
 def _tests_no_output(module: ParsedModule, asserts: list[ast.Assert], bodies: set[FunctionNode]) -> bool:
     """A test of configs or conversions: values are asserted, and no port is run for them."""
     values = [value for node in asserts for value in _values(node.test)]
+    values += [value for function in bodies for call in unittest_calls(function) for value in call.args]
     runs = any(
-        isinstance(node, ast.Call) and _runs_port(module, node) for function in bodies for node in ast.walk(function)
+        isinstance(node, ast.Call) and runs_port(module, node) for function in bodies for node in ast.walk(function)
     )
     return bool(values) and not runs and not any(_tautology(module, node.test) for node in asserts)
-
-
-def _runs_port(module: ParsedModule, call: ast.Call) -> bool:
-    """A call of what is no imported name, on the port's side: an instance, or a method that runs one."""
-    if module.dotted(call.func):
-        return False
-    method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    called = isinstance(call.func, ast.Name) and not module.defines(call.func.id)
-    return (called or method in ("forward", "generate", "__call__")) and PORT in module.flow.origins(call.func)
-
-
-def _others_compare(module: ParsedModule) -> bool:
-    """Whether some test of the folder compares."""
-    modules = module.work.modules if module.work is not None else (module,)
-    return any(item.role is Role.TEST and any(True for _ in comparisons(item)) for item in modules)
-
-
-def _expects_error(module: ParsedModule, function: FunctionNode) -> bool:
-    """`with pytest.raises(...)`: a test of what is refused, beside tests that compare."""
-    return any(
-        isinstance(node, ast.withitem)
-        and isinstance(node.context_expr, ast.Call)
-        and (
-            module.is_any(node.context_expr.func, frozenset({"pytest.raises", "pytest.warns"}))
-            or getattr(node.context_expr.func, "attr", "").startswith("assertRaises")
-        )
-        for node in ast.walk(function)
-    )
 
 
 def _conditional(module: ParsedModule, call: ast.Call) -> bool:
@@ -90,9 +72,18 @@ def _conditional(module: ParsedModule, call: ast.Call) -> bool:
         if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
         if isinstance(outer, (ast.If, ast.While)) and inner in (*outer.body, *outer.orelse):
-            return not (isinstance(outer, ast.If) and outer.orelse)
+            return not (isinstance(outer, ast.If) and (outer.orelse or _filters(module, outer)))
         inner = outer
     return False
+
+
+def _filters(module: ParsedModule, node: ast.If) -> bool:
+    """A condition on the item of the loop around it: some are left out, the others are compared."""
+    asked = {item.id for item in ast.walk(node.test) if isinstance(item, ast.Name)}
+    loop = module.parents.get(node)
+    return isinstance(loop, ast.For) and bool(
+        asked & {item.id for item in ast.walk(loop.target) if isinstance(item, ast.Name)}
+    )
 
 
 def _used(module: ParsedModule, call: ast.Call) -> bool:
