@@ -24,7 +24,7 @@ installs and keeps yours beside as NAME.before-equiport, which --uninstall puts 
 installed and is unchanged, and leaves what you changed (with --force: kept as NAME.edited).
 
 claude: skills/NAME/SKILL.md and agents/NAME.md below DEST. kiro: skills/NAME/SKILL.md and agents/NAME.json with its
-prompt in agents/prompts, as Kiro documents it; the claude layout is tested with that CLI, the kiro one by its files alone.
+prompt in agents/prompts, as Kiro documents it. The claude layout is tested with that CLI, the kiro one by its files.
 
 The repository is also a plugin as it stands (.claude-plugin); nothing needs to be installed then.
 """
