@@ -183,7 +183,7 @@ def test_attempts_end_and_are_remembered(world: Callable[..., World], request_of
 def test_a_unit_has_a_budget_of_its_own(world: Callable[..., World], request_of: Callable[[str], UnitRequest]) -> None:
     here, request = world(unit_usd=0.8), request_of("attention")
     here.backend.answer = lambda job: replace(DONE, stop=Stop.TURNS, cost_usd=0.5)
-    with pytest.raises(UnitFailed, match=r"its 0\.80 USD are spent after 2 attempts"):
+    with pytest.raises(UnitFailed, match=r"its 0\.80 USD are spent and no attempt was accepted"):
         here.translator.translate(request)
     assert [round(job.budget_usd, 3) for job, _ in here.backend.ran] == [0.8, 0.3]
 

@@ -36,6 +36,10 @@ class Sessions:
         self.backend, self.budget, self.say = backend, budget, say
         self._journal, self._folder = journal, folder
 
+    def cost_of(self, task: str) -> float:
+        """USD that all jobs of one task have cost: those named `task`, attempt by attempt."""
+        return sum(item.cost_usd for item in self._journal.jobs() if item.name.partition(", attempt")[0] == task)
+
     async def run(self, job: Job) -> JobResult:
         """The job's result: from the journal, or by running it.
 

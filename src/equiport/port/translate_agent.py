@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from equiport.agents.backend import Access, Job, JobResult, Stop
-from equiport.agents.budget import LEAST_USD
 from equiport.agents.prompts import load_prompt
 from equiport.agents.sessions import Sessions, job_key
 from equiport.errors import EquiportError, ExitCode
@@ -25,6 +24,7 @@ from equiport.port.translate import BLOCK_FILE, TEST_FILE, UnitFiles, UnitReques
 from equiport.port.translate_prompt import cheated, failed, relaunched, source_file, unit_prompt
 from equiport.port.translate_recipes import RecipeTranslator
 from equiport.port.unit_attempts import Rejection, add_attempt, read_attempts
+from equiport.port.unit_budget import UnitFailed, left_for
 from equiport.port.unit_card import CARD_FILE
 from equiport.port.unit_place import PLACE_TEST, UnitPlace
 from equiport.port.unit_settle import Settled, settle
@@ -34,12 +34,6 @@ Ended = Callable[[UnitRequest, "MadeUnit | EquiportError", float], None]
 
 _PROMPT = "nxdi-block-translator"
 _TESTS_AT_ONCE = 2
-
-
-class UnitFailed(EquiportError):
-    """No attempt at a unit was accepted."""
-
-    exit_code = ExitCode.FAIL
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,6 @@ class AgentTranslator:
 
     def __init__(self, sessions: Sessions, limits: AgentLimits) -> None:
         self._sessions, self._limits = sessions, limits
-        self._spent: dict[str, float] = {}
 
     def can(self, plan: PortPlan, unit: PortUnit) -> tuple[str, ...]:
         """Why no agent can be asked for the unit: nothing of the assembled model would take it up."""
@@ -119,7 +112,6 @@ class AgentTranslator:
             number = len(attempts.rejected) + 1
             task = prompt if number == 1 else relaunched(prompt, number, attempts.rejected[-1].instruction)
             ended = await self._sessions.run(self._job(request, number, task, access))
-            self._spent[request.unit.id] = self._spent.get(request.unit.id, 0.0) + ended.cost_usd
             judged = await self._judge(request, place, ended, gate)
             if judged.settled is not None:
                 return MadeUnit(request.unit, judged.settled.block, judged.settled.card)
@@ -145,20 +137,12 @@ class AgentTranslator:
         )
 
     def _job(self, request: UnitRequest, number: int, task: str, access: Access) -> Job:
-        left = self._limits.unit_usd - self._spent.get(request.unit.id, 0.0)
-        if left < LEAST_USD:
-            raise UnitFailed(
-                f"unit {request.unit.id}: its {self._limits.unit_usd:.2f} USD are spent after {number - 1} attempts",
-                field="--unit-budget-usd",
-                where=request.folder,
-                remedy="Give a larger one, or translate the unit by hand.",
-            )
         return Job(
             name=f"unit {request.unit.id}, attempt {number}",
             prompt=task,
             system=load_prompt(_PROMPT).text,
             access=access,
-            budget_usd=left,
+            budget_usd=left_for(request.unit.id, request.folder, self._sessions, self._limits),
             max_turns=self._limits.turns,
             timeout=self._limits.timeout,
             model=self._limits.model,

@@ -21,6 +21,7 @@ from equiport.port.agent_limits import AgentLimits
 from equiport.port.port_run_units import run_unit_test
 from equiport.port.translate import BLOCK_FILE, UnitRequest
 from equiport.port.translate_prompt import fenced, relaunched, source_file
+from equiport.port.unit_budget import left_for
 from equiport.port.unit_card import CARD_FILE, Role, UnitCard, WeightRule, place_faults, read_card, write_card
 from equiport.port.unit_place import PLACE_TEST, UnitPlace
 from equiport.port.unit_shapes import BlockShapes
@@ -161,7 +162,7 @@ async def _asked(
         prompt=task,
         system=prompt.text,
         access=Access(request.folder, prompt.tools, (), roots),
-        budget_usd=limits.unit_usd,
+        budget_usd=left_for(request.unit.id, request.folder, sessions, limits),
         max_turns=limits.turns,
         timeout=limits.timeout,
         schema=form.model_json_schema(),
