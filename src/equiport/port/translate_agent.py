@@ -104,8 +104,8 @@ class AgentTranslator:
         place = UnitPlace(request)
         write_toolkit(request.folder.parent)
         place.write_beside()
-        prompt = unit_prompt(request, place, RecipeTranslator().example(request))
         access = self._access(request)
+        prompt = unit_prompt(request, place, RecipeTranslator().example(request), access.readable)
         key = job_key(Job("", prompt, load_prompt(_PROMPT).text, access, 0.0, 0, model=self._limits.model))
         attempts = read_attempts(request.folder, key, (BLOCK_FILE, TEST_FILE, CARD_FILE, PLACE_TEST))
         while len(attempts.rejected) < self._limits.attempts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from equiport.errors import EquiportError
@@ -38,12 +38,14 @@ def module_of(cls: SourceClass) -> str:
     return ".".join(PurePosixPath(cls.file).with_suffix("").parts)
 
 
-def unit_prompt(request: UnitRequest, place: UnitPlace, example: str) -> str:
-    """The task of translating one unit, without what came of earlier attempts. `example`: a test in the right form."""
+def unit_prompt(request: UnitRequest, place: UnitPlace, example: str, readable: Sequence[Path]) -> str:
+    """The task of translating one unit, without what came of earlier attempts. `example`: a test in the right form;
+    `readable`: folders of the source and of the stack."""
     plan, unit = request.plan, request.unit
     parts = [
         f"Job: translate unit {unit.id} of {plan.fingerprint.architecture} ({unit.title}).",
         f"Your work folder: {request.folder.resolve()}\nWrite {BLOCK_FILE} and {TEST_FILE} there.",
+        _listed("Beside it you can read (the source, and the stack's packages)", readable),
         _listed("Blocks", [f"{item.block} at {item.path} ({item.cls}): {item.why}" for item in plan.substitutions
                            if item.block in unit.blocks]),
         _listed("Source classes", [f"{cls.cls}, import it from {module_of(cls)} ({source_file(cls)}:{cls.line})"
