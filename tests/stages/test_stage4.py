@@ -66,6 +66,23 @@ def test_a_drafted_patch_mends_the_port_and_the_experiment_passes_with_it(fresh:
     assert fresh.port.read_bytes() == source
 
 
+@pytest.mark.slow
+def test_a_draft_that_leaves_a_fault_stays_and_fails_by_name(fresh: World, cli: Cli) -> None:
+    off = next(edit for edit in BROKEN if edit.name == "decode position off by one")
+    source = off.edit(fresh.port.read_text())
+    spoilt = source.replace("return self.down_proj(gated)", "return self.down_proj(gated.flip(-1).abs())")
+    assert spoilt != source
+    fresh.port.write_text(spoilt)
+    failed = cli("validate", *fresh.validate_flags, "--through", 4)
+    assert failed.code == 1 and "layers.{i}.mlp" in failed.out, failed.out + failed.err
+    drafted = cli("stage4", "--exp-dir", fresh.exp, "--draft")
+    assert drafted.code == 1, drafted.out + drafted.err
+    patches = [path.name for path in (fresh.exp / "patches").glob("*.py")]
+    told = [reason for reason in fresh.result(4)["reasons"] if reason["code"] == "DRAFT_INCOMPLETE"]
+    assert patches and [reason["subject"] for reason in told] == patches
+    assert "mlp" in told[0]["message"] and fresh.port.read_text() == spoilt
+
+
 def test_stage_4_without_patches_is_refused(done: World, cli: Cli) -> None:
     assert cli("stage4", "--exp-dir", done.exp).is_clear_error(2, "holds no patch", "--patches-dir", "--draft")
 
