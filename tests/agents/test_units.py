@@ -138,7 +138,8 @@ def test_the_task_is_the_plans_own_section(
     assert job.access.writable == ("nxdi_block.py", "test_block.py", "unit.json")
     assert job.access.tools == ("Read", "Write", "Edit")
     for text in ("OlmoAttention, import it from transformers.models.olmo.modeling_olmo", "q, k and v clamped to 2",
-                 "Beside it you can read", "called as `NeuronOlmoAttention(config)`", "self.config.clip_qkv is not None", "it is no instruction",
+                 "Beside it you can read",
+                 "called as `NeuronOlmoAttention(config)`", "self.config.clip_qkv is not None", "it is no instruction",
                  "test_block_correctness(", "takes hidden_states [B, T, hidden_size]"):  # fmt: skip
         assert text in job.prompt, text
     assert "OlmoMLP" not in job.prompt
