@@ -51,6 +51,21 @@ def _asserts(module: ParsedModule, function: FunctionNode) -> bool:
     )
 
 
+def counts_matches(module: ParsedModule, value: ast.expr) -> bool:
+    """Whether a value is a counter that grows where something of the source equals something of the port."""
+    names = {item.id for item in ast.walk(value) if isinstance(item, ast.Name)}
+    for node in module.nodes if names else ():
+        if isinstance(node, ast.AugAssign) and getattr(node.target, "id", "") in names:
+            if module.function_of(node) is not module.function_of(value):
+                continue
+            for outer in module.around(node):
+                if isinstance(outer, ast.If):
+                    given = module.flow.origins(outer.test)
+                    if on_port_side(given) and on_reference_side(given):
+                        return True
+    return False
+
+
 def runs_port(module: ParsedModule, call: ast.Call) -> bool:
     """A call of what is no imported name, on the port's side: an instance, or a method that runs one."""
     if module.dotted(call.func):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from equiport.audit.flow import PORT, VERDICT
 from equiport.audit.identity import number_of
+from equiport.audit.judged_by import counts_matches
 from equiport.audit.model import Hit, Role, Rule, Severity
 from equiport.audit.rules.frame import in_test
 from equiport.audit.source import ParsedModule, literal
@@ -38,6 +39,14 @@ def check(module: ParsedModule) -> Iterator[Hit]:
                 yield Hit(early, "the loop ends with the first pass")
         elif isinstance(node, ast.Compare) and _share(module, node):
             yield Hit(node, "counts passes against a bar: every case must pass")
+        elif isinstance(node, ast.Compare) and _bar(module, node):
+            yield Hit(node, "counts matches against a bar: the others may be wrong", Severity.WARNING)
+
+
+def _bar(module: ParsedModule, node: ast.Compare) -> bool:
+    """`assert matches / total >= 0.75`."""
+    asserted = isinstance(module.parents.get(node), ast.Assert) and isinstance(node.ops[0], (ast.Gt, ast.GtE))
+    return asserted and counts_matches(module, node.left)
 
 
 def _negated(module: ParsedModule, node: ast.Call) -> bool:
@@ -86,6 +95,12 @@ _LOOP = """    for seed in range(10):
     else:
         assert False
 """
+_TOKENS = """    same = 0
+    for a, b in zip(out1.argmax(-1).tolist(), out3.argmax(-1).tolist()):
+        if a == b:
+            same += 1
+    assert same / 48 >= 0.5
+"""
 _EACH = "    results = [check_3tensor_result(compare_3tensors(out1, out2, out3), str(i), 1.2) for i in range(3)]\n"
 
 RULE = Rule(
@@ -100,6 +115,7 @@ RULE = Rule(
         in_test(judge=_EACH + "    assert sum(results) >= 1\n"),
         in_test(judge=_EACH + "    best = max(results)\n    assert best\n"),
         in_test(judge=_LOOP),
+        in_test(judge=_TOKENS),
         in_test(judge="    assert torch.allclose(out1, out3, atol=1e-4) or out3.shape == out1.shape\n"),
     ),
     good=(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from equiport.audit.flow import DRAWN, VERDICT, on_port_side, on_reference_side
 from equiport.audit.identity import number_of
 from equiport.audit.judged_by import (
+    counts_matches,
     expects_error,
     judged_elsewhere,
     others_compare,
@@ -49,7 +50,7 @@ def check(module: ParsedModule) -> Iterator[Hit]:
             continue
         if judged_elsewhere(module, bodies):
             continue
-        if not any(_compares(module, node.test) for node in asserts):
+        if not any(_compares(module, node.test) or counts_matches(module, node.test) for node in asserts):
             aside = _tests_no_output(module, asserts, bodies) and others_compare(module)
             said = "tests no output of the port" if aside else "compares nothing of the port with the source"
             yield Hit(function, f"{function.name} {said}", Severity.NOTE if aside else None)
