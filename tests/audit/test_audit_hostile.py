@@ -65,3 +65,37 @@ def test_nothing_of_what_is_audited_runs(tmp_path: Path) -> None:
     (tmp_path / "test_x.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\n")
     audit_path(tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+HIDING: dict[str, str] = {
+    "nested functions": "    def a():\n        def b():\n            exec('x = 1')\n        b()\n    a()\n",
+    "a lambda in a default": "    def f(run=lambda: eval('1')):\n        return run()\n    f()\n",
+    "a decorator made of text": "    @eval('lambda f: f')\n    def g():\n        pass\n",
+    "a class body": "    class C:\n        exec('y = 2')\n",
+    "a comprehension": "    [eval(text) for text in ('1', '2')]\n",
+    "an f-string": "    print(f\"{eval('1')}\")\n",
+    "an alias of an alias": "    run = eval\n    again = run\n    again('1')\n",
+    "a conditional import": "    import importlib as il\n    name = 'trans' + 'formers'\n    il.import_module(name)\n",
+    "an alias of __import__": "    load = __import__\n    load('tor' + 'ch')\n",
+    "getattr of builtins": "    import builtins\n    getattr(builtins, 'ev' + 'al')('1')\n",
+    "a frame": "    import sys\n    sys._getframe().f_back.f_globals['x'] = 1\n",
+    "code objects": "    import types\n    types.FunctionType(compile('1', '', 'eval'), {})\n",
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_code_that_hides_is_opaque(name: str, tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import torch\nfrom tensor_compare import check_3tensor_result, compare_3tensors\n\n\ndef test_x():\n"
+        + HIDING[name]
+    )
+    found = {item.rule for item in audit_path(tmp_path).counting}
+    assert found & {"opaque", "outside-world"}, found
+
+
+def test_a_file_that_grows_while_it_is_read_and_a_folder_named_like_one(tmp_path: Path) -> None:
+    (tmp_path / "folder.py").mkdir()
+    (tmp_path / "folder.py" / "test_y.py").write_text("def test_y():\n    assert True\n")
+    (tmp_path / "test_deep.py").write_text("x = [" * 200 + "]" * 200 + "\n")
+    found = audit_path(tmp_path)
+    assert {item.rule for item in found.counting} >= {"no-comparison"}

@@ -40,12 +40,23 @@ def check(module: ParsedModule) -> Iterator[Hit]:
         elif _computed_attribute(module, call):
             yield Hit(call, "takes an attribute whose name is computed", soft)
     for node in module.nodes:
+        if isinstance(node, ast.Name) and _renamed(module, node):
+            yield Hit(node, f"{node.id} is given another name", soft)
         if isinstance(node, ast.Attribute) and node.attr in _INSIDES and module.role is not Role.SUPPORT:
             yield Hit(node, f"{node.attr} reaches what the file does not name")
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             known = node.level or node.module in STARRED or (module.work and module.work.module(node.module or ""))
             if not known:
                 yield Hit(node, f"star import of {node.module}: its names cannot be followed", soft)
+
+
+def _renamed(module: ParsedModule, node: ast.Name) -> bool:
+    """A builtin that runs text, or imports by text, that is kept or handed over and not called where it stands."""
+    if node.id not in ("eval", "exec", "__import__") or not isinstance(node.ctx, ast.Load):
+        return False
+    parent = module.parents.get(node)
+    called = isinstance(parent, ast.Call) and parent.func is node
+    return not called and bool(module.is_any(node, frozenset({node.id})))
 
 
 def _computed_attribute(module: ParsedModule, call: ast.Call) -> bool:
@@ -92,6 +103,7 @@ RULE = Rule(
         in_forward("        return type(x).__init__.__globals__['LlamaMLP'](x)\n"),
         in_forward("        return torch.nn.Module.__subclasses__()[7](x)\n"),
         in_forward("        import importlib\n        return importlib.import_module('trans' + 'formers').x(x)\n"),
+        in_test("    run = eval\n    out3 = run('out1')\n"),
         Sample("from somewhere import *\n\ndef test_x():\n    assert run() == 1\n"),
     ),
     good=(
