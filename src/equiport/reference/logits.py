@@ -22,8 +22,11 @@ def sequence_logits(
 def greedy(model: nn.Module, prompts: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
     """Greedy continuations of `num_tokens` tokens each; end-of-sequence does not stop them.
 
-    The prompts run as one left-padded batch, which `generate` masks and positions by itself.
+    The prompts run as one left-padded batch, which `generate` masks and positions by itself. The cache keeps every key,
+    so that masks alone say what is seen: `generate`'s own cuts at `config.sliding_window` in models that never read it.
     """
+    from transformers import DynamicCache
+
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros((len(prompts), width), dtype=torch.long)
     mask = torch.zeros_like(ids)
@@ -34,6 +37,7 @@ def greedy(model: nn.Module, prompts: Sequence[Sequence[int]], num_tokens: int) 
         output = model.generate(  # type: ignore[operator]
             input_ids=ids,
             attention_mask=mask,
+            **({"past_key_values": DynamicCache()} if _attends_only(model) else {}),
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
             do_sample=False,
@@ -46,3 +50,10 @@ def greedy(model: nn.Module, prompts: Sequence[Sequence[int]], num_tokens: int) 
             top_k=None,
         )
     return [row[width:].tolist() for row in output]
+
+
+def _attends_only(model: nn.Module) -> bool:
+    """Whether every layer keeps keys and values, and no other state."""
+    kinds = {str(kind) for kind in getattr(model.config, "layer_types", None) or ()}
+    others = {kind for kind in kinds if not kind.endswith("_attention")} | (kinds & {"linear_attention"})
+    return not others and not getattr(model, "_is_stateful", False)
