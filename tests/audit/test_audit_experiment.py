@@ -104,3 +104,29 @@ def test_a_unit_is_audited_before_its_test_runs(tmp_path: Path) -> None:
     ended = run_unit_test(tmp_path, "mlp")
     assert not ended.passed and not ran.exists() and "no-comparison at mlp/test_block.py" in ended.line
     assert (tmp_path / "mlp" / "audit.json").is_file() and (tmp_path / "mlp" / "AUDIT.md").is_file()
+
+
+@pytest.mark.slow
+def test_a_pass_needs_wrong_ports_and_a_run_in_limited_processes(done: World, cli: Cli) -> None:
+    store = done.exp / "results" / "audit_dynamic.json"
+    whole = json.loads(store.read_text())
+    assert set(whole["port"]["report"]["checks"]) == {"plain", "elsewhere", "poison", "isolated", "compared"}
+    rows = {row["mutant"]: row for row in whole["tests"]["report"]["mutants"]}
+    assert set(rows) == {"noise", "zeros", "constant", "scaled", "row"}
+    assert all(row["killed"] == row["total"] > 5 for row in rows.values())
+    assert "wrong ports noticed" in (done.root / "validate.out").read_text()
+    assert "## What ran" in (done.exp / "AUDIT.md").read_text()
+
+    store.write_text(json.dumps({**whole, "tests": None}))
+    lacking = cli("report", done.exp)
+    assert lacking.code == 4 and "wrong ports were not tried on the tests" in lacking.out, lacking.out
+    finding = {"rule": "mutant-lives", "severity": "error", "file": "tests/test_00_norm.py", "line": 1, "quoted": "",
+               "message": "passes with zeros", "why": "w", "remedy": "r"}  # fmt: skip
+    store.write_text(json.dumps({**whole, "tests": {**whole["tests"], "findings": [finding]}}))
+    found = cli("report", done.exp)
+    assert found.code == 4 and "audit found mutant-lives at tests/test_00_norm.py:1" in found.out
+    # the port's half alone is run again by the report itself
+    store.write_text(json.dumps({**whole, "port": None}))
+    mended = cli("report", done.exp)
+    assert mended.code == 0 and "PASS" in mended.out, mended.out
+    assert json.loads(store.read_text())["port"] is not None

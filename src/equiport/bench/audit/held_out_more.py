@@ -130,7 +130,7 @@ CHEATS_BY_RULE: dict[str, dict[str, dict[str, str]]] = {
         "star of somewhere": _test("", before="\nfrom helpers_of_mine import *\n"),
         "code object swapped": _test("    tc.check_3tensor_result.__code__ = (lambda *a: True).__code__\n"),
         "attrgetter": _test("    import operator\n    same = operator.attrgetter('all' + 'close')(torch)\n    assert same(a, c)\n"),
-        "import through a loader": _test("    from importlib.machinery import SourceFileLoader as L\n    m = L('x', '/tmp/x.py').load_module()\n    a = m.f(c)\n"),
+        "import through a loader": _test("    from importlib.machinery import SourceFileLoader as L\n    m = L('x', 'x.py').load_module()\n    a = m.f(c)\n"),
         "methodcaller": _test("    from operator import methodcaller\n    methodcaller('skip' + '', 'x')(__import__('pytest'))\n"),
         "pickled code": _test("    import marshal, types\n    f = types.FunctionType(marshal.loads(b''), {})\n    f()\n"),
     },
