@@ -9,6 +9,7 @@ import typer
 
 from equiport.cli.entry import run_command
 from equiport.cli.flags import Debug, Force, Quiet, ThresholdsFile
+from equiport.warm import FOR_STAGES, warm_server
 
 HELP = """Validate a port: run the stages in order, resume what is done, write EQUIVALENCE_REPORT.md.
 
@@ -44,6 +45,7 @@ def validate(
     """Run the stages that are not done."""
 
     def action() -> int:
+        warm_server(FOR_STAGES).start()  # its imports go on beside ours
         from equiport.pipeline import PortGiven, open_or_make, run_pipeline
 
         given = PortGiven(port, model, out, inner_class, causal_class, config_class, stack, tp_size, thresholds, seed)
