@@ -14,13 +14,33 @@ from pathlib import Path
 import pytest
 from worlds import CAUSAL, CONFIG, INNER, TINY_LLAMA, Cli, World, equiport_command
 
+import equiport
 
-def recording_interpreter(world: World) -> Path:
-    """A VENV whose python writes down the script that it was asked to run, and runs nothing."""
+# an interpreter whose server starts nothing: each job's process writes down what it was asked and ends
+_INTERPRETER = """#!{python}
+import os, sys
+sys.path.insert(0, {source!r})
+from equiport import warm_server
+
+def run(job):
+    with open({log!r}, "a") as log, open({log!r} + ".arguments", "a") as arguments:
+        print(os.path.basename(job.argv[0]), file=log)
+        print(*job.argv, file=arguments)
+    {end}
+
+warm_server._run = run
+sys.argv = sys.argv[2:4]  # -m equiport.warm_server FD, and no modules to import
+warm_server.main()
+"""
+
+
+def recording_interpreter(world: World, end: str = "sys.exit(0)") -> Path:
+    """Let the experiment's interpreter write down what it is asked to run, instead of running it."""
     log = world.root / "ran.txt"
     python = world.root / "venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nbasename "$1" >> {log}\necho "$@" >> {log}.arguments\nexit 0\n')
+    source = str(Path(equiport.__file__).parents[1])
+    python.write_text(_INTERPRETER.format(python=sys.executable, source=source, log=str(log), end=end))
     python.chmod(0o755)
     world.edit_config(VENV=str(world.root / "venv"))
     return log
@@ -131,11 +151,14 @@ def test_a_config_without_the_causal_class(done: World, cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("exit_with", "code", "words"),
-    [("exit 2", 2, []), ("exit 4", 4, []), ("kill -9 $$", 2, ["stage 0 was killed by signal 9", "memory"])],
+    [
+        ("sys.exit(2)", 2, []),
+        ("sys.exit(4)", 4, []),
+        ("os.kill(os.getpid(), 9)", 2, ["stage 0 was killed by signal 9", "memory"]),
+    ],
 )
 def test_a_stage_that_does_not_end_well(done: World, cli: Cli, exit_with: str, code: int, words: list[str]) -> None:
-    recording_interpreter(done)
-    (done.root / "venv" / "bin" / "python").write_text(f"#!/bin/sh\n{exit_with}\n")
+    recording_interpreter(done, exit_with)
     ran = cli("validate", done.exp, "--force")
     assert ran.code == code
     assert "PASS" not in ran.out
