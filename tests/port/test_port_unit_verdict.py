@@ -53,7 +53,7 @@ def _unit(folder: Path, test: str) -> Path:
 def test_a_users_pytest_configuration_changes_nothing(tmp_path: Path, ini: str) -> None:
     (tmp_path / "pyproject.toml").write_text(ini)
     ended = run_unit_test(_unit(tmp_path / "runs" / "units", _RIGHT), "mlp")
-    assert ended.passed and ended.line == "1 passed, 1 comparisons", ended.line
+    assert ended.passed and ended.line.startswith("1 passed, 1 comparisons"), ended.line
 
 
 def test_a_wrong_block_is_told_with_its_figures(tmp_path: Path) -> None:
