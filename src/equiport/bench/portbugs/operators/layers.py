@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import transformers
 from torch import Tensor, nn
 
 from equiport.bench.portbugs.operator import BugOperator, edit_output, modules, wrap_forward
@@ -219,11 +220,12 @@ class WideResidual(BugOperator):
         """All layers."""
         for layer in _layers(model):
 
-            def forward(original: Any, hidden_states: Tensor, own: Any = layer, **kwargs: Any) -> Tensor:
+            def forward(original: Any, hidden_states: Tensor, own: Any = layer, **kwargs: Any) -> Any:
                 kwargs.pop("use_cache", None)
                 normed = own.input_layernorm(hidden_states)
                 branch = own.mlp(normed)
                 attention, _ = own.self_attn(hidden_states=normed, **kwargs)
-                return hidden_states + attention + branch  # type: ignore[no-any-return]
+                total = hidden_states + attention + branch
+                return (total,) if transformers.__version__.startswith("4.") else total
 
             wrap_forward(layer, forward)
