@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from typer.testing import CliRunner
 
@@ -96,6 +97,7 @@ def test_a_bug_leaves_another_model_of_the_class_alone(llama: Path) -> None:
         assert torch.equal(logits(load_reference(llama, torch.float32)), clean), name
 
 
+@pytest.mark.skipif(transformers.__version__.startswith("4."), reason="routers are other modules in transformers 4")
 def test_every_rewrite_computes_the_same_in_fp32(tmp_path: Path) -> None:
     for number, operator in enumerate(one for one in corpus() if one.control and isinstance(one, BugOperator)):
         assert isinstance(operator, BugOperator)
