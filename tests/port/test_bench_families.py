@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from equiport.bench.families import FamiliesTable, FamilyRow, TierRow, given_sources, lines_of
+from equiport.bench.commands import given_sources
+from equiport.bench.families import FamiliesTable, FamilyRow, TierRow, lines_of
 from equiport.bench.family_models import FAMILIES, VARIANTS, family_names
 from equiport.cli import app
 from equiport.errors import EquiportError

@@ -7,9 +7,6 @@ and the logits of both are compared. Quick: what the stages compute, without uni
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from equiport.bench.commands import run_equiport, run_python
 from equiport.bench.family_models import folder_of, write_model
 from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError
@@ -26,8 +24,6 @@ from equiport.experiment import Experiment
 from equiport.experiment.atomic import write_text
 
 _STACK = "nxdi"
-_SOURCES = ("EQUIPORT_NXDI_SRC", "EQUIPORT_NXD_SRC")
-_COMMAND = "from equiport.cli import main; main()"
 
 
 class TierRow(BaseModel):
@@ -87,36 +83,6 @@ class FamiliesBench:
     work: Path | None = None
 
 
-def given_sources(nxdi: Path | None, nxd: Path | None) -> dict[str, str]:
-    """The real packages' sources from flags, else from the environment; empty when there are none.
-
-    Raises:
-        EquiportError: one of the two is missing, or transformers is not of the version they need.
-    """
-    flags = (nxdi, nxd)
-    found = {
-        name: str(flag.absolute()) if flag else os.environ.get(name, "")
-        for name, flag in zip(_SOURCES, flags, strict=True)
-    }
-    missing = [name for name, value in found.items() if not value]
-    if len(missing) == len(_SOURCES):
-        return {}
-    if missing:
-        raise EquiportError("one of the two sources is missing", field=missing[0], remedy="Give both, or none.")
-    for name, value in found.items():
-        if not Path(value).is_dir():
-            raise EquiportError("no such folder", where=value, field=name, remedy="Give the repository's folder.")
-    import transformers
-
-    if not transformers.__version__.startswith("4.57."):
-        raise EquiportError(
-            f"the real packages need transformers 4.57.*, here is {transformers.__version__}",
-            field=_SOURCES[0],
-            remedy="Run the bench with an interpreter that has it, or unset the variables.",
-        )
-    return found
-
-
 def run_families(bench: FamiliesBench, say: Callable[[FamilyRow], None] = lambda _: None) -> FamiliesTable:
     """Port and validate each family; `say` is told each row when it is there (`quick`: all at the end).
 
@@ -165,7 +131,7 @@ def _checked(bench: FamiliesBench, work: Path) -> Iterator[FamilyRow]:
 def _check(work: Path, names: Iterable[str], sources: Mapping[str, str]) -> dict[str, TierRow]:
     out = work / "check.jsonl"
     out.unlink(missing_ok=True)
-    ended = _python(["-m", "equiport.bench.family_check", str(out), str(work), _STACK, *names], sources)
+    ended = run_python(["-m", "equiport.bench.family_check", str(out), str(work), _STACK, *names], sources)
     lines = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
     rows = [json.loads(line) for line in lines]
     found = {row.pop("family"): TierRow(**row) for row in rows}
@@ -179,7 +145,7 @@ def _check(work: Path, names: Iterable[str], sources: Mapping[str, str]) -> dict
 def _tier(command: list[str], exp: Path, sources: Mapping[str, str], log: Path) -> TierRow:
     """Run one command and read what its experiment holds."""
     clock = time.monotonic()
-    ended = _python(["-c", _COMMAND, *command, "--quiet"], sources)
+    ended = run_equiport([*command, "--quiet"], sources)
     seconds = time.monotonic() - clock
     log.write_text(ended.stdout + ended.stderr, encoding="utf-8")
     said = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
@@ -214,14 +180,6 @@ def _apart(folder: Path) -> float | None:
         return None
     own, real = (load_file(file)["logits"].double() for file in files)
     return float((real - own).norm() / own.norm())
-
-
-def _python(arguments: list[str], sources: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _SOURCES}
-    paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
-    environment |= {**sources, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    environment |= {"OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", "1"), "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
 def _versions() -> dict[str, str]:

@@ -36,14 +36,8 @@ def families(
     """Run the table."""
 
     def action() -> int:
-        from equiport.bench.families import (
-            FamiliesBench,
-            FamiliesTable,
-            FamilyRow,
-            given_sources,
-            lines_of,
-            run_families,
-        )
+        from equiport.bench.commands import given_sources
+        from equiport.bench.families import FamiliesBench, FamiliesTable, FamilyRow, lines_of, run_families
         from equiport.bench.family_models import family_names
         from equiport.errors import ExitCode
         from equiport.experiment.atomic import write_json
