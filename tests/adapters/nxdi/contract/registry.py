@@ -17,6 +17,7 @@ MODULES = (
     "cases_model",
     "cases_traps",
     "cases_startup",
+    "cases_moe",
 )
 
 CaseFunction = Callable[[], dict[str, Any]]

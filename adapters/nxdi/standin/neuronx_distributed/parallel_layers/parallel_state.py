@@ -28,6 +28,7 @@ class _Group:
 _world = _Group()
 _tensor = _Group()
 _data = _Group()
+_expert = _Group()
 _aot_mode = False
 # Set by hand through the setters, in place of the group's own values.
 _tensor_size: int | None = None
@@ -79,6 +80,7 @@ def initialize_model_parallel(
     _make(_world, [ranks])
     _make(_tensor, [ranks[start : start + tensor] for start in range(0, world, tensor)])
     _make(_data, [ranks[offset::tensor] for offset in range(tensor)])
+    _make(_expert, [[rank] for rank in ranks])
 
 
 def model_parallel_is_initialized() -> bool:
@@ -89,7 +91,7 @@ def model_parallel_is_initialized() -> bool:
 def destroy_model_parallel() -> None:
     """Forget every group (the default process group stays)."""
     global _tensor_size, _tensor_rank
-    for kind in (_world, _tensor, _data):
+    for kind in (_world, _tensor, _data, _expert):
         kind.own = kind.mesh = None
     _tensor_size = _tensor_rank = None
 
@@ -159,6 +161,11 @@ def get_context_model_parallel_size() -> int:
 def get_expert_model_parallel_size() -> int:
     """Always 1: larger sizes are refused."""
     return 1
+
+
+def get_expert_model_parallel_group(as_list: bool = False) -> Any:
+    """This rank alone: every rank holds a piece of all experts."""
+    return _own(_expert, as_list, "expert model")
 
 
 def set_aot_mode(mode: bool) -> None:

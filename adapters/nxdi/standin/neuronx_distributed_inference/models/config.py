@@ -11,12 +11,16 @@ from typing import Any
 
 import torch
 from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed.modules.moe.moe_configs import BlockwiseMatmulConfig, RouterConfig
 
 from neuronx_distributed_inference.models._flags import DEFAULTS, derive, refuse_unserved
 
 __getattr__ = attribute_hook(__name__)
 
 CONFIG_FILE = "neuron_config.json"
+# Widths of one rank's piece of an expert that kernels ask for.
+SHARD_ON_INTERMEDIATE_DIMENSION_PER_TP = 256
+MOE_TKG_MK_INTERMEDIATE_PER_TP = 128
 _DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -95,6 +99,50 @@ class NeuronConfig:
     def is_mlp_quantized(self) -> bool:
         """Always False: quantization is refused."""
         return False
+
+
+class MoENeuronConfig(NeuronConfig):
+    """How a mixture of experts is served. Affinities of the chosen experts are normalized unless it is disabled.
+
+    Raises:
+        StandInRefused: expert parallelism, hybrid sharding, shared experts in sequence parallel.
+    """
+
+    def __init__(self, capacity_factor: float | None = None, glu_mlp: bool = True, **kwargs: Any) -> None:
+        self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
+        self.glu_mlp = glu_mlp
+        defaults: dict[str, Any] = {
+            "glu_type": "glu",
+            "hidden_act_scaling_factor": 1.0,
+            "hidden_act_bias": 0.0,
+            "gate_clamp_upper_limit": None,
+            "gate_clamp_lower_limit": None,
+            "up_clamp_upper_limit": None,
+            "up_clamp_lower_limit": None,
+            "use_index_calc_kernel": False,
+            "moe_mask_padded_tokens": False,
+            "early_expert_affinity_modulation": False,
+            "fused_shared_experts": False,
+            "shared_experts_sequence_parallel_enabled": False,
+            "return_expert_index": False,
+            "return_router_logits": False,
+            "hybrid_sharding_config": None,
+            "moe_tp_degree": 1,
+            "moe_ep_degree": 1,
+            "transpose_shared_experts_weights": False,
+        }
+        for name, default in defaults.items():
+            setattr(self, name, kwargs.pop(name, default))
+        if self.hybrid_sharding_config is not None or self.moe_ep_degree > 1:
+            refuse("MoENeuronConfig(hybrid_sharding_config or moe_ep_degree)", "expert parallelism")
+        if self.shared_experts_sequence_parallel_enabled:
+            refuse("MoENeuronConfig(shared_experts_sequence_parallel_enabled=True)", "sequence parallelism")
+        self.normalize_top_k_affinities = not kwargs.pop("disable_normalize_top_k_affinities", False)
+        blocks, router = kwargs.pop("blockwise_matmul_config", {}), kwargs.pop("router_config", None)
+        self.blockwise_matmul_config = BlockwiseMatmulConfig.from_kwargs(**blocks) if type(blocks) is dict else blocks
+        # A RouterConfig that is given as such is passed over, as on the stack: only a dict or the loose keywords count.
+        self.router_config = RouterConfig(**router) if type(router) is dict else RouterConfig.from_kwargs(**kwargs)
+        super().__init__(**kwargs)
 
 
 class InferenceConfig:

@@ -1,0 +1,5 @@
+"""Mixtral's blocks."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)

@@ -1,0 +1,5 @@
+"""Blocks of Qwen3's mixture of experts."""
+
+from neuronx_distributed._standin.missing import attribute_hook
+
+__getattr__ = attribute_hook(__name__)
