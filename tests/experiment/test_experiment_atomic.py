@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError, ExitCode
-from equiport.experiment.atomic import read_json, write_json, write_text
+from equiport.experiment import StageResult, load_result
+from equiport.experiment.atomic import plain, read_json, write_json, write_text
+from equiport.stages.instances import InstanceRow
 
 
 def test_json_goes_round(tmp_path: Path) -> None:
@@ -19,6 +22,17 @@ def test_json_goes_round(tmp_path: Path) -> None:
         "a": [1, 2.5, "ü"], "nan": "nan", "inf": "-inf", "path": str(tmp_path),
     }  # fmt: skip
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["x.json"]
+
+
+def test_infinite_figures_of_a_model_are_read_back_as_they_were(tmp_path: Path) -> None:
+    row = InstanceRow(
+        component="embed_tokens", component_type="embedding", layer=None, fixture="perturbed", phase="",
+        r_ratio=None, r32=7e3, r32_slice=float("nan"), excess=float("inf"),
+    )  # fmt: skip
+    read = InstanceRow.model_validate(read_json(write_json(tmp_path / "x.json", {"rows": [row]}))["rows"][0])
+    assert read.excess == float("inf") and read.r32_slice != read.r32_slice and read.r_ratio is None
+    stored = StageResult(stage=2, verdict=Verdict.FAIL, metrics=plain(row)).save(tmp_path / "stage2.json")
+    assert InstanceRow.model_validate(load_result(stored).metrics).excess == float("inf")
 
 
 def test_a_full_disk_keeps_the_old_file(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class AuditReport(BaseModel):
 
     def save(self, path: Path) -> Path:
         """Write audit.json atomically."""
-        return write_json(path, self.model_dump(mode="json"))
+        return write_json(path, self)
 
 
 def load_report(path: Path) -> AuditReport:

@@ -43,12 +43,12 @@ def audit(
         if tree is not None:
             found = run_tree(tree, lambda text: print(text, flush=True))
             if output is not None:
-                write_json(output, {"passed": found.passed, **found.model_dump(mode="json")})
+                write_json(output, {"passed": found.passed, **found.model_dump()})
             print("\n".join(["", *tree_lines(found)]))
             return int(ExitCode.PASS if found.passed else ExitCode.FAIL)
         table = run_audit_bench(AuditBench(quick=quick), lambda text: print(text, flush=True))
         if output is not None:
-            write_json(output, {"passed": table.passed, **table.model_dump(mode="json")})
+            write_json(output, {"passed": table.passed, **table.model_dump()})
         print("\n".join(lines_of(table)))
         return int(ExitCode.PASS if table.passed else ExitCode.FAIL)
 

@@ -51,7 +51,7 @@ def families(
 
         table: FamiliesTable = run_families(bench, say)
         if output is not None:
-            write_json(output, {**table.model_dump(mode="json"), "passed": table.passed})
+            write_json(output, {**table.model_dump(), "passed": table.passed})
         failed = [row.family for row in table.rows if not row.passed]
         print(
             f"{len(table.rows) - len(failed)} of {len(table.rows)} pass"

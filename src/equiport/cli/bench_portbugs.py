@@ -44,7 +44,7 @@ def portbugs(
         table = run_portbugs(bench, lambda case: print(line_of(case), flush=True))
         if output is not None:
             summary = table.summary().model_dump(mode="json")
-            write_json(output, {"passed": table.passed, "summary": summary, **table.model_dump(mode="json")})
+            write_json(output, {"passed": table.passed, "summary": summary, **table.model_dump()})
             plot_portbugs(table, output.with_suffix(".png"))
         print("\n".join(["", *lines_of(table), *(f"  {text}" for text in misses(table.cases))]))
         return int(ExitCode.PASS if table.passed else ExitCode.FAIL)

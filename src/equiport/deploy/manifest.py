@@ -82,4 +82,4 @@ def read_manifest(destination: Path) -> Manifest | None:
 
 def write_manifest(destination: Path, manifest: Manifest) -> None:
     """Write it whole."""
-    write_json(destination / MANIFEST, manifest.model_dump(mode="json"))
+    write_json(destination / MANIFEST, manifest)

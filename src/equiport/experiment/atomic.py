@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from enum import Enum
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from equiport.errors import EquiportError
 
@@ -40,8 +43,8 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def write_json(path: Path, value: Any) -> Path:
-    """Write `value` as indented JSON, atomically. NaN and Inf are written as the strings "nan", "inf", "-inf"."""
-    return write_text(path, json.dumps(_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    """Write `value`, pydantic models in it included, as indented JSON, atomically; see `plain`."""
+    return write_text(path, json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path, *, remedy: str = "Restore the file or make it again.") -> Any:
@@ -62,11 +65,17 @@ def read_json(path: Path, *, remedy: str = "Restore the file or make it again.")
         raise EquiportError(f"cannot be read: {error}", where=path, remedy=remedy) from None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """`value` in JSON's own types. NaN and Inf become the strings "nan", "inf", "-inf", which pydantic reads as floats:
+    its own JSON mode makes them null."""
+    if isinstance(value, BaseModel):
+        return plain(value.model_dump())
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
+    if isinstance(value, Enum):
+        return value.value
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return str(value)
     if isinstance(value, Path):

@@ -67,7 +67,7 @@ class StageResult(BaseModel):
 
     def save(self, path: Path) -> Path:
         """Write the result atomically."""
-        return write_json(path, self.model_dump(mode="json"))
+        return write_json(path, self)
 
 
 def load_result(path: Path) -> StageResult:

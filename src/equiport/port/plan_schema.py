@@ -104,7 +104,7 @@ class PortPlan(_Model):
 
 def write_plan(folder: Path, plan: PortPlan) -> Path:
     """Write port_plan.json."""
-    return write_json(folder / PLAN_NAME, plan.model_dump(mode="json"))
+    return write_json(folder / PLAN_NAME, plan)
 
 
 def read_plan(path: Path) -> PortPlan:

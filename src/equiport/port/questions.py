@@ -45,7 +45,7 @@ def write_answers(path: Path, questions: Sequence[OpenQuestion], answers: dict[s
         )
         for question in questions
     ]  # fmt: skip
-    return write_json(path, AnswersFile(questions=entries).model_dump(mode="json"))
+    return write_json(path, AnswersFile(questions=entries))
 
 
 def read_answers(path: Path, asked: Sequence[OpenQuestion]) -> dict[str, str]:

@@ -133,7 +133,7 @@ class StateFile:
         self._write()
 
     def _write(self) -> None:
-        write_json(self._path, self.state.model_dump(mode="json"))
+        write_json(self._path, self.state)
 
 
 def _costs(jobs: Iterable[JobRecord]) -> Costs:

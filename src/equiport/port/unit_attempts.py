@@ -44,12 +44,12 @@ def read_attempts(folder: Path, key: str, files: Iterable[str]) -> Attempts:
     for name in files:
         (folder / name).unlink(missing_ok=True)
     begun = Attempts(key=key)
-    write_json(path, begun.model_dump(mode="json"))
+    write_json(path, begun)
     return begun
 
 
 def add_attempt(folder: Path, attempts: Attempts, rejection: Rejection) -> Attempts:
     """Write down one more rejection."""
     made = Attempts(key=attempts.key, rejected=(*attempts.rejected, rejection))
-    write_json(folder / ATTEMPTS_FILE, made.model_dump(mode="json"))
+    write_json(folder / ATTEMPTS_FILE, made)
     return made

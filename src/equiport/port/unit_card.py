@@ -91,7 +91,7 @@ def read_card(folder: Path, unit: str) -> UnitCard:
 
 def write_card(folder: Path, card: UnitCard) -> Path:
     """Write a unit's card."""
-    return write_json(folder / CARD_FILE, card.model_dump(mode="json"))
+    return write_json(folder / CARD_FILE, card)
 
 
 def place_faults(block: str, places: Mapping[Role, str], wanted: Mapping[Role, Sequence[str]]) -> list[str]:

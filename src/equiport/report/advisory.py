@@ -37,7 +37,7 @@ class AdvisoryReview(BaseModel):
 
 def write_advisory(experiment: Experiment, review: AdvisoryReview) -> Path:
     """Store a review with the results."""
-    return write_json(experiment.results / ADVISORY_NAME, review.model_dump(mode="json"))
+    return write_json(experiment.results / ADVISORY_NAME, review)
 
 
 def read_advisory(experiment: Experiment) -> AdvisoryReview | None:

@@ -140,7 +140,7 @@ def write_trace(
         notes=list(notes),
         batches=stored,
     )
-    write_json(folder / "manifest.json", manifest.model_dump(mode="json"))
+    write_json(folder / "manifest.json", manifest)
     return manifest
 
 

@@ -69,7 +69,7 @@ def diagnose(
                 for place, item in mine.items.items()
                 if place in other.items and item.score != other.items[place].score
             ]
-    write_json(output / FILE_NAME, [item.model_dump(mode="json") for item in found])
+    write_json(output / FILE_NAME, [item for item in found])
     margins = sorted(item.source_margin for item in found if item.source_margin is not None)
     lines = [f"{len(found)} items differ, listed in {output.name}/{FILE_NAME}"]
     if margins:

@@ -17,6 +17,7 @@ from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.errors import EquiportError, ExitCode
 from equiport.experiment import BackendStamp, Experiment, ReasonRecord, StageResult
+from equiport.experiment.atomic import plain
 from equiport.experiment.hashing import hash_inputs, model_files, port_files
 from equiport.fixtures.folder import has_weights, read_config
 from equiport.stacks.contract import StackAdapter, StackStatus, Tier
@@ -164,7 +165,7 @@ def run_stage(
         stage=spec.number,
         verdict=outcome.verdict,
         reasons=[ReasonRecord.of(reason) for reason in outcome.reasons],
-        metrics=outcome.metrics.model_dump(mode="json") if outcome.metrics else {},
+        metrics=plain(outcome.metrics) if outcome.metrics else {},
         blind_spots=list(outcome.blind_spots),
         inputs=hash_inputs(inputs, experiment.root if experiment else None),
         settings={**(settings or {}), "seed": options.seed, **({"patches": patches} if patches else {})},

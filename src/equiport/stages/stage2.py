@@ -208,7 +208,7 @@ def _outcome(
     if context.experiment is not None:
         write_json(
             context.experiment.results / "comparisons.json",
-            [record.model_dump(mode="json") for item in items for record in item.records],
+            [record for item in items for record in item.records],
         )
         if verdict is Verdict.PASS:  # else stage 3 tries its hypotheses on it
             shutil.rmtree(trace_folder(context.experiment), ignore_errors=True)

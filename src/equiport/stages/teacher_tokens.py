@@ -66,7 +66,7 @@ def teacher_tokens(context: StageContext, num_tokens: int, prompts_file: Path | 
         made_from=made_from,
     )
     if stored is not None:
-        write_json(stored, tokens.model_dump(mode="json"))
+        write_json(stored, tokens)
     return tokens
 
 

@@ -157,7 +157,7 @@ def _run(context: StageContext, fixture: Fixture, thresholds: Thresholds, long: 
         )
         run, curves = judge_trace(traced, fixture.label, batch, thresholds)
     file = context.experiment.results / FILE_NAME.replace(".json", f"_{fixture.kind.value}.json")
-    write_json(file, [curve.model_dump(mode="json") for curve in curves])
+    write_json(file, [curve for curve in curves])
     plot = plot_traced_run(run, context.experiment.plots, f"traced_run_{fixture.kind.value}.png")
     run.plots = [str(plot.relative_to(context.experiment.root))]
     return run

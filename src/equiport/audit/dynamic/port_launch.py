@@ -58,7 +58,7 @@ def read_store(experiment: Experiment) -> Store:
 
 def keep(experiment: Experiment, **parts: Part) -> None:
     """Store one half and leave the other."""
-    write_json(experiment.results / STORE_NAME, read_store(experiment).model_copy(update=parts).model_dump(mode="json"))
+    write_json(experiment.results / STORE_NAME, read_store(experiment).model_copy(update=parts))
 
 
 def key_of(experiment: Experiment, kind: str, patches: bool) -> str:
