@@ -22,6 +22,7 @@ from equiport.errors import EquiportError
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.tiny_config import tiny_config
 from equiport.fixtures.weights import WeightKind, draw_weights
+from equiport.reference.names import attribute_names
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -104,7 +105,8 @@ def materialize(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     raw = read_config(source)
-    shrunk = tiny_config(raw, square=square) if tiny else None
+    names = attribute_names(str(raw.get("model_type", "")))
+    shrunk = tiny_config(raw, square=square, aliases=names) if tiny else None
     config = _config_from(shrunk.config if shrunk else raw, source)
     torch.manual_seed(seed)
     with quiet_transformers():

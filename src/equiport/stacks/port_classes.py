@@ -58,7 +58,7 @@ def find_port_classes(
         OpenQuestionError: several classes fit a role; they are named, with the flag that settles it.
     """
     source = read_source(modeling_file)
-    roles = {name: _role(source, name, frozenset()) for name in source.classes}
+    roles = class_roles(source)
     for given in (inner_class, causal_class, config_class):
         if given is not None and given not in source.classes and given not in source.imports:
             there = ", ".join(source.classes) or "none"
@@ -69,6 +69,11 @@ def find_port_classes(
     inner = inner_class or _attribute_class(source, causal) or _only(source, roles, Role.INNER)
     config = config_class or _returned_class(source, causal, "get_config_cls") or _only(source, roles, Role.CONFIG)
     return PortClasses(source.path, inner=inner, causal=causal, config=config)
+
+
+def class_roles(source: SourceFile) -> dict[str, Role | None]:
+    """Every class that the file defines, with its role; None for blocks and the like."""
+    return {name: _role(source, name, frozenset()) for name in source.classes}
 
 
 def _only(source: SourceFile, roles: dict[str, Role | None], role: Role) -> str:
