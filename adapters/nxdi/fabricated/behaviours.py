@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .hlo import xla_hlo_call
 from .symbol import FabricatedBase, kernel_decorator
 
 VERSION = "0.0.0+fabricated"
@@ -83,6 +84,8 @@ def _getenv_as(name: str, kind: Any, default: Any = None) -> Any:
 
 BEHAVIOURS: dict[str, Any] = {
     "torch_neuronx.xla_impl.ops.RmsNorm": RmsNorm,
+    "torch_neuronx.xla_impl.base.xla_hlo_call": xla_hlo_call,
+    "torch_neuronx.xla_impl.ops.xla_hlo_call": xla_hlo_call,
     "torch_neuronx.xla_impl.ops.nki_jit": kernel_decorator("torch_neuronx.xla_impl.ops.nki_jit"),
     "torch_neuronx.xla_impl.ops.ModuleMarkerStart": ModuleMarkerStart,
     "torch_neuronx.xla_impl.ops.ModuleMarkerEnd": ModuleMarkerEnd,

@@ -27,15 +27,16 @@ class KernelAbsentError(EquiportError):
         )
 
 
-def _holds_tensor(value: Any, depth: int = 0) -> bool:
+def holds_tensor(value: Any, depth: int = 0) -> bool:
+    """Whether a tensor is in `value` or, a few levels deep, in its containers."""
     if isinstance(value, torch.Tensor):
         return True
     if depth > 4:
         return False
     if isinstance(value, Mapping):
-        return any(_holds_tensor(item, depth + 1) for item in value.values())
+        return any(holds_tensor(item, depth + 1) for item in value.values())
     if isinstance(value, (list, tuple, set)):
-        return any(_holds_tensor(item, depth + 1) for item in value)
+        return any(holds_tensor(item, depth + 1) for item in value)
     return False
 
 
@@ -72,7 +73,7 @@ class FabricatedSymbol:
         return FabricatedSymbol(self._name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _holds_tensor(args) or _holds_tensor(kwargs):
+        if holds_tensor(args) or holds_tensor(kwargs):
             raise KernelAbsentError(self._name)
         if len(args) == 1 and not kwargs and (inspect.isfunction(args[0]) or inspect.isclass(args[0])):
             return args[0]
@@ -114,7 +115,7 @@ def kernel_decorator(name: str) -> Callable[..., Any]:
     """
 
     def decorate(*args: Any, **kwargs: Any) -> Any:
-        if _holds_tensor(args) or _holds_tensor(kwargs):
+        if holds_tensor(args) or holds_tensor(kwargs):
             raise KernelAbsentError(name)
         if args and isinstance(args[0], FabricatedSymbol):
             return args[0]

@@ -79,6 +79,41 @@ def test_decorators(fabricated: Any) -> None:
             a_kernel(torch.ones(1))
 
 
+def test_descriptions_for_the_compiler(fabricated: Any) -> None:
+    from torch_neuronx.xla_impl.base import xla_hlo_call
+    from torch_neuronx.xla_impl.custom_call_targets import AwsNeuronModuleMarkerStartForward, SomeKernel
+
+    @xla_hlo_call
+    def marker(*args: Any) -> Any:
+        out = args[0] if len(args) == 1 else args[0].scribe.tuple(*args)
+        return out.CustomCall(*args, custom_call_target=AwsNeuronModuleMarkerStartForward)
+
+    @xla_hlo_call
+    def kernel(x: Any) -> Any:
+        return x.CustomCall(x, custom_call_target=SomeKernel)
+
+    @xla_hlo_call
+    def slicing(x: Any) -> Any:
+        return x.dtype[x.sizes].DynamicSlice(x)
+
+    @xla_hlo_call
+    def skipping(x: Any) -> Any:
+        return 3
+
+    @xla_hlo_call
+    def adding(x: Any) -> Any:
+        return x + x
+
+    x, y = torch.ones(2), torch.zeros(3)
+    assert marker(x) is x
+    assert marker(x, y) == (x, y)
+    for wrong in (kernel, slicing, skipping, adding):
+        with pytest.raises(fabricated.KernelAbsentError, match=wrong.__name__):
+            wrong(x)
+    with pytest.raises(fabricated.KernelAbsentError, match="kernel"):
+        kernel(x=x)
+
+
 def test_base_classes(fabricated: Any) -> None:
     from torch_xla.distributed.parallel_loader import MpDeviceLoader
     from torch_xla.somewhere import Base

@@ -232,5 +232,6 @@ def layer_markers() -> dict[str, Any]:
 
     return {
         "config without a draft group": get_tp_group(described()),
-        "made": len([ModuleMarkerEndWrapper(), ModuleMarkerStartWrapper()]),
+        "one": ModuleMarkerStartWrapper()(draw(2, 3)),
+        "several": ModuleMarkerEndWrapper()(draw(2), draw(3)),
     }

@@ -18,6 +18,7 @@ MODULES = (
     "cases_traps",
     "cases_startup",
     "cases_moe",
+    "cases_hub",
 )
 
 CaseFunction = Callable[[], dict[str, Any]]

@@ -42,6 +42,19 @@ def test_llama_in_bfloat16_is_as_far_as_bfloat16_is(step: str) -> None:
     assert 1e-5 < _values("model.llama_bfloat16")[f"{step} against Hugging Face"] < 3e-2
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("step", ["prefill", "decode 0", "decode 1", "decode 2"])
+def test_decoders_of_the_stack_equal_hugging_face(kind: str, step: str) -> None:
+    assert _values(f"hub.{kind}")["beside the source"][step] is True
+
+
+def test_blocks_of_experts_are_the_same_function() -> None:
+    values = _values("hub.qwen3_moe")
+    for step in ("prefill", "decode 0"):
+        torch.testing.assert_close(values["blocks"][step], values[step], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(values["widened"][step], values[step], rtol=1e-4, atol=1e-5)
+
+
 def test_a_decode_mask_that_covers_the_new_token_is_wrong_without_an_error() -> None:
     values = _values("traps.the_decode_mask_covers_the_new_token")
     assert values["off by"] > 0.01
