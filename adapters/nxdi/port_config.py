@@ -13,6 +13,7 @@ import torch
 from equiport.errors import EquiportError
 
 from .classic_rope import classic_folder, with_classic_rope
+from .old_names import note
 
 
 def cpu_neuron_config(
@@ -48,13 +49,18 @@ def cpu_neuron_config(
         **overrides,
     }
     try:
-        return source.get_neuron_config_cls()(**settings)
+        made = source.get_neuron_config_cls()(**settings)
     except (TypeError, ValueError, AssertionError, AttributeError) as fault:
         raise EquiportError(
             f"NeuronConfig of {config_class.__name__} refuses the settings: {type(fault).__name__}: {fault}",
             field="neuron_config",
             remedy="Check the settings and the port's get_neuron_config_cls.",
         ) from fault
+    if settings["on_device_sampling_config"] is None and made.on_device_sampling_config is not None:
+        # the port's own class puts sampling on the device in whatever it is given
+        made.on_device_sampling_config = None
+        note(made, f"{type(made).__name__} samples on the device by itself: switched off, logits are compared")
+    return made
 
 
 def inference_config(config_class: Any, neuron_config: Any, hf_model_path: str | Path) -> Any:
@@ -93,6 +99,19 @@ def _by_from_pretrained(config_class: Any, neuron_config: Any, folder: Path) -> 
     if any(settings.get(name) != getattr(neuron_config, name) for name in kept):
         return None, None
     return config, None
+
+
+def hf_value(hf_model_path: str | Path, name: str) -> tuple[bool, Any]:
+    """(whether it has one, the value) of an attribute of the folder's config as transformers loads it, defaults filled
+    in: what NxDI's `load_pretrained_config` would have put into a port's config.
+    """
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(hf_model_path))
+    except Exception:  # an architecture that transformers does not know: then nothing can be supplied
+        return False, None
+    return hasattr(config, name), getattr(config, name, None)
 
 
 def _check_json(file: Path) -> None:

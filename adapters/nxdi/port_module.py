@@ -14,6 +14,8 @@ from typing import Any
 from equiport.errors import EquiportError
 from equiport.stacks.source_reading import read_source
 
+from .old_names import adapt_old_names
+
 
 def import_port(modeling_file: str | Path) -> ModuleType:
     """The module of a modeling file. Its folder is put on sys.path; a file with relative imports is imported through
@@ -26,6 +28,7 @@ def import_port(modeling_file: str | Path) -> ModuleType:
     path = Path(modeling_file).expanduser().resolve()
     source = read_source(path)
     name, root = path.stem, path.parent
+    _enter_own_package(path, [module for module, level in source.modules if level == 0])
     if any(level > 0 for _, level in source.modules):
         name, root = f"{root.name}.{name}", root.parent
         while (root / "__init__.py").is_file():
@@ -55,6 +58,7 @@ def import_port(modeling_file: str | Path) -> ModuleType:
             remedy="Correct the port, or install what it imports.",
         ) from fault
     sys.modules.setdefault(path.stem, module)
+    adapt_old_names(module)
     return module
 
 
@@ -65,6 +69,10 @@ def port_class(module: ModuleType, name: str, base: type | None = None) -> Any:
         EquiportError: no such class, or not of that kind.
     """
     found = getattr(module, name, None)
+    if found is None:
+        # the inner class of a library model that the port derives from: the port's file does not name it
+        inner = [getattr(value, "_model_cls", None) for value in vars(module).values() if inspect.isclass(value)]
+        found = next((value for value in inner if inspect.isclass(value) and value.__name__ == name), None)
     if not inspect.isclass(found):
         own = [
             key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
@@ -81,6 +89,37 @@ def port_class(module: ModuleType, name: str, base: type | None = None) -> Any:
             remedy="Name the right class of the port.",
         )
     return found
+
+
+def _enter_own_package(path: Path, imported: list[str]) -> None:
+    """Ports that import their siblings by the name of their folder (`from src.rope import ...`) are run from the folder
+    above it: that one is put on sys.path. A package of the same name, of another port, makes room.
+    """
+    package, root = path.parent, path.parent.parent
+    while package.name:
+        inside = [module for module in imported if module.partition(".")[0] == package.name]
+        if any(_is_module(root.joinpath(*module.split("."))) for module in inside):
+            break
+        if not (package / "__init__.py").is_file() or package == root:
+            return
+        package, root = root, root.parent
+    else:
+        return
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package.name and not _belongs(module, package):
+            del sys.modules[name]
+    if str(root) in sys.path:
+        sys.path.remove(str(root))
+    sys.path.insert(0, str(root))
+
+
+def _is_module(target: Path) -> bool:
+    return target.with_suffix(".py").is_file() or target.is_dir()
+
+
+def _belongs(module: ModuleType, package: Path) -> bool:
+    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    return any(place and package in (Path(place).resolve(), *Path(place).resolve().parents) for place in places)
 
 
 def _file_of(module: ModuleType) -> Path:

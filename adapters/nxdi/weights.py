@@ -7,11 +7,12 @@ weights, a bias that the port has no place for vanishes, without a word. Both ar
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from torch import nn
 from equiport.errors import EquiportError
 from equiport.stacks.checkpoint import checkpoint_keys
 from equiport.stacks.contract import LoadReport
+
+from .old_names import note, notes_of
+from .port_config import hf_value
 
 # Filled by the stack itself, or recomputed: absent from every checkpoint.
 BENIGN_MISSING = re.compile(r"(^|\.)(kv_mgr\.|rank_util\.rank$|past_key_values|global_rank\.|rotary_emb\.\w*inv_freq$)")
@@ -55,9 +59,40 @@ def load_causal(model: Any, folder: Path) -> LoadReport:
     """Weights of a causal-LM application, by its own `to_cpu()`."""
     checkpoint_keys(folder)
     model.config._name_or_path = model.model_path = str(folder)
-    with _counting(model._model_cls) as counted:
-        _translated(lambda: model.to_cpu(), counted, folder)
-    return counted.report()
+    while True:
+        with _counting(model._model_cls) as counted:
+            try:
+                _translated(lambda: model.to_cpu(), counted, folder)
+            except EquiportError as fault:
+                if not _supplied(model, fault.__cause__, folder):
+                    raise
+                continue
+        return replace(counted.report(), notes=_notes(model))
+
+
+def _supplied(model: Any, fault: BaseException | None, folder: Path) -> bool:
+    """Whether an attribute that the port's config lacks could be given, as the stack's own loader would have.
+
+    Only one on which the port stops: where it has a default of its own for an absent attribute, that stands.
+    """
+    named = re.fullmatch(r"'(\w+)' object has no attribute '(\w+)'", str(fault))
+    if not isinstance(fault, AttributeError) or named is None or named[1] != type(model.config).__name__:
+        return False
+    there, value = hf_value(folder, named[2])
+    configs = [model.config, *(wrapper.config for wrapper in getattr(model, "models", []))]
+    if not there or hasattr(model.config, named[2]):
+        return False
+    for config in configs:
+        setattr(config, named[2], value)
+    said = f"{named[1]} lacks {named[2]}: taken from the HuggingFace config ({value!r}), as load_pretrained_config does"
+    note(model, said)
+    return True
+
+
+def _notes(model: Any) -> tuple[str, ...]:
+    """What was adapted for this port, in its module, its NeuronConfig and its config."""
+    module = sys.modules.get(getattr(model, "_equiport_port", ""))
+    return (*notes_of(module), *notes_of(model.config.neuron_config), *notes_of(model))
 
 
 def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
@@ -79,7 +114,7 @@ def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
     with _counting(type(inner)) as counted:
         _translated(load, counted, folder)
     inner.eval()
-    return counted.report()
+    return replace(counted.report(), notes=_notes(inner))
 
 
 def _translated(load: Any, counted: _Counted, folder: Path) -> None:
@@ -193,7 +228,10 @@ def _counting(model_class: Any) -> Iterator[_Counted]:
         given = {key: value for key, value in state_dict.items() if key in wanted and key not in odd}
         counted.loaded += given
         counted.mis_shaped += odd
-        counted.missing += [key for key in wanted if key not in given and key not in odd]
+        # a parameter that bears two names arrives under either
+        arrived = {wanted[key].data_ptr() for key in given if wanted[key].numel()}
+        lacking = [key for key in wanted if key not in given and key not in odd]
+        counted.missing += [key for key in lacking if wanted[key].data_ptr() not in arrived]
         counted.unexpected += [key for key in state_dict if key not in wanted]
         return inherited(self, given, strict=False)
 

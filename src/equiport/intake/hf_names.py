@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 from equiport.errors import EquiportError
@@ -51,7 +51,7 @@ def known_types() -> Mapping[str, str]:
     return names
 
 
-@lru_cache(maxsize=None)
+@cache
 def types_by_class() -> dict[str, str]:
     """Class name -> model_type: the causal classes, those of images and text, and the config classes."""
     found: dict[str, str] = {}
@@ -66,7 +66,7 @@ def types_by_class() -> dict[str, str]:
     return found
 
 
-@lru_cache(maxsize=None)
+@cache
 def types_by_stem() -> dict[str, frozenset[str]]:
     """Normalised architecture name -> model types that bear it."""
     found: dict[str, set[str]] = {}

@@ -79,6 +79,7 @@ _RECURRENT_CLASS = re.compile(r"Mamba|SSM|RG?LRU|Recurrent|ShortConv|DeltaNet|Li
 _RECURRENT_KEYS = re.compile(
     r"^(mamba_|ssm_|conv_L_cache$|lru_width$|linear_(conv|key|value|num)|time_step_|rwkv|hybrid_)"
 )
+_LAYER_KEYS = ("layer_types", "block_types", "layers_block_type")
 _RECURRENT_LAYERS = {"conv", "linear_attention", "recurrent", "mamba", "mamba2", "rwkv"}
 _EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_intermediate_size")
 _EXPERT_CLASS = re.compile(r"MoE|Moe[A-Z]|Experts?(?![a-z])|Router(?![a-z])")

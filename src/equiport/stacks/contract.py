@@ -57,6 +57,8 @@ class LoadReport:
     unexpected: tuple[str, ...] = ()
     mis_shaped: tuple[str, ...] = ()
     benign: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What the adapter had to supply so that the port could be made: never anything that changes what it computes."""
 
     @property
     def clean(self) -> bool:

@@ -51,7 +51,8 @@ def find_port_classes(
 
     A class has the role of its base, also through other classes of the file or of sibling files it imports, or when the
     base is a model of the stack's own library. A causal class leads to its inner class (`_model_cls`) and config class
-    (`get_config_cls`).
+    (`get_config_cls`). An inner class that the file neither defines nor imports is the one of the library's causal
+    class that the port derives from; a port without a config class of its own takes the stack's InferenceConfig.
 
     Raises:
         EquiportError: the file is unreadable, lacks a class that was named, or has no class for a role.
@@ -66,8 +67,8 @@ def find_port_classes(
                 f"has no class {given!r}", where=source.path, remedy=f"Classes that it defines: {there}."
             )
     causal = causal_class or _only(source, roles, Role.CAUSAL)
-    inner = inner_class or _attribute_class(source, causal) or _only(source, roles, Role.INNER)
-    config = config_class or _returned_class(source, causal, "get_config_cls") or _only(source, roles, Role.CONFIG)
+    inner = inner_class or _attribute_class(source, causal) or _library_inner(source, roles, causal)
+    config = config_class or _returned_class(source, causal, "get_config_cls") or _config(source, roles)
     return PortClasses(source.path, inner=inner, causal=causal, config=config)
 
 
@@ -90,6 +91,28 @@ def _only(source: SourceFile, roles: dict[str, Role | None], role: Role) -> str:
         where=source.path,
         remedy=f"Say which one to take with {role.value}.",
     )
+
+
+def _library_inner(source: SourceFile, roles: dict[str, Role | None], causal: str) -> str:
+    """The inner class of the file; without one, that of the library's causal class: NeuronXForCausalLM -> NeuronXModel.
+
+    Raises:
+        EquiportError, OpenQuestionError: as `find_port_classes`.
+    """
+    if causal in source.classes and Role.INNER not in roles.values():
+        for base in source.classes[causal].bases:
+            imported = source.imports.get(base.id) if isinstance(base, ast.Name) else None
+            named = re.fullmatch(r"(Neuron\w+)ForCausalLM", imported.original) if imported else None
+            if imported and named and imported.module.startswith(_LIBRARY):
+                return f"{named[1]}Model"
+    return _only(source, roles, Role.INNER)
+
+
+def _config(source: SourceFile, roles: dict[str, Role | None]) -> str:
+    """The config class of the file; without one, the stack's InferenceConfig where the file imports it."""
+    if Role.CONFIG not in roles.values() and "InferenceConfig" in source.imports:
+        return "InferenceConfig"
+    return _only(source, roles, Role.CONFIG)
 
 
 def _role(source: SourceFile, name: str, seen: frozenset[tuple[Path, str]]) -> Role | None:
@@ -161,5 +184,6 @@ def _returned_class(source: SourceFile, causal: str, method: str) -> str | None:
         if isinstance(statement, ast.FunctionDef) and statement.name == method:
             returned = [node.value for node in ast.walk(statement) if isinstance(node, ast.Return)]
             names = {value.id for value in returned if isinstance(value, ast.Name)}
-            return names.pop() if len(names) == 1 and len(returned) == 1 else None
+            one = names.pop() if len(names) == 1 and len(returned) == 1 else None
+            return one if one in source.classes or one in source.imports else None
     return None
