@@ -124,15 +124,67 @@ def _kv_heads_replicated(rows: str) -> Callable[[str], str]:
 _SPLIT_DOWN = """        parts = zip(gated.chunk(4, -1), self.down_proj.weight.chunk(4, 1))
         return sum(nn.functional.linear(inputs, rows) for inputs, rows in parts)"""
 
+_EMBEDDED = "        self.layers = nn.ModuleList("
+
+
+def _embedding_scaled(undone: str) -> Callable[[str], str]:
+    """The embedding gives four times the source's, and the first layer undoes it, or not quite."""
+    return replaced(
+        (
+            _EMBEDDED,
+            "        self.embed_tokens.register_forward_hook(lambda module, inputs, output: output * 4.0)\n"
+            + _EMBEDDED,
+        ),
+        (
+            "        self.norm = make_rmsnorm(config)",
+            "        self.layers[0].register_forward_pre_hook(\n"
+            f"            lambda module, inputs: (inputs[0] * {undone}, *inputs[1:])\n        )\n"
+            "        self.norm = make_rmsnorm(config)",
+        ),
+    )
+
+
+def _mlp_scaled(undone: str) -> Callable[[str], str]:
+    """The MLP gives twice the source's, and what adds it takes a half, or not quite."""
+    return replaced(
+        ("        return self.down_proj(gated)", "        return self.down_proj(gated) * 2.0"),
+        (
+            "self.mlp(self.post_attention_layernorm(hidden_states))",
+            f"{undone} * self.mlp(self.post_attention_layernorm(hidden_states))",
+        ),
+    )
+
+
 CORRECT = (
     PortEdit("unchanged", lambda source: source),
     PortEdit("sdpa in prefill", _in_attention(_SDPA)),
     PortEdit("fused norm", replaced((_NORM_LINE, "norm = OwnNorm"), ("def make_rmsnorm", _OWN_NORM))),
     PortEdit("kv heads repeated by the port", _kv_heads_replicated("heads.repeat_interleave(times, dim=0)")),
+    PortEdit("embedding scaled, and the scale undone", _embedding_scaled("0.25")),
+    PortEdit("MLP doubled, and halved where it is added", _mlp_scaled("0.5")),
     PortEdit("reduction split in 4", replaced(("        return self.down_proj(gated)", _SPLIT_DOWN)), split=4),
 )
 
 BROKEN = (
+    PortEdit(
+        "embedding scaled, and the scale not undone",
+        _embedding_scaled("1.0"),
+        2,
+        "embed",
+        cause="scale or multiplier",
+    ),
+    PortEdit("MLP doubled, and less than halved", _mlp_scaled("0.4995"), 2, "mlp", cause="scale or multiplier"),
+    PortEdit(
+        "a token's row zeroed at run time, among scaled ones",
+        lambda source: replaced(
+            (
+                "output * 4.0",
+                "torch.where((inputs[0] == 7)[..., None], output * 0.0, output * 4.0)",
+            )
+        )(_embedding_scaled("0.25")(source)),
+        2,
+        "embed_tokens",
+    ),
     PortEdit("rotation interleaved", _in_attention(_INTERLEAVED), 2, "self_attn", cause="rotation style"),
     PortEdit(
         "gate and up swapped",

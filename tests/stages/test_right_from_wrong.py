@@ -21,6 +21,7 @@ from equiport.reference.model import materialize
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages import stage0
+from equiport.stages.boundaries import settle_boundaries
 from equiport.stages.causes import innermost, prove_causes
 from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence
@@ -96,15 +97,16 @@ def compared(
     manifest = write_trace(experiment, subject, load_adapter("nxdi"), model, plan, Progress(quiet=True))
     found = [
         compare_sample(sample)
-        for entry in mapping_of(experiment).components
+        for entry in mapping_of(experiment).tested
         if entry.name not in manifest.untestable
         for sample in component_samples(trace_folder(experiment), entry.name)
     ]
     thresholds = Thresholds()
     records = [make_record(item.name, comparison=item, result=judge(item, thresholds, 100.0)) for item in found]
+    instances = instance_rows(records, thresholds)
     rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
-    reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)]
-    return reasons, instance_rows(records, thresholds)
+    rows = settle_boundaries(rows, instances, mapping_of(experiment))
+    return [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)], instances
 
 
 def _declare_split(experiment: Experiment, degree: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equiport.fixtures.tokens import TokenBatch
 from equiport.localize.anatomy import Part, part_of
-from equiport.structure.mapping import MappingEntry
+from equiport.structure.mapping import ENTRY_TYPE, MappingEntry, module_of
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
 from equiport.trace.rotary import rotary_tables
@@ -50,12 +50,18 @@ class Case:
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:
-        """The source modules under suspicion."""
-        return tuple(self.model.get_submodule(path) for path in self.sources)
+        """The source modules under suspicion; of the way to the first layer, that layer."""
+        return tuple(self.model.get_submodule(module_of(path)) for path in self.sources)
+
+    @property
+    def is_entry(self) -> bool:
+        """Whether the suspect is the way to the first layer: what that layer is given."""
+        return self.entry.component_type == ENTRY_TYPE
 
     def sites(self, *parts: Part) -> Iterator[tuple[str, nn.Module]]:
-        """(path, module) of the parts at or inside the suspect; of the whole model those outside its layers."""
-        for path in self.sources:
+        """(path, module) of the parts at or inside the suspect; of the whole model those outside its layers, as of the
+        way to the first layer."""
+        for path in ("",) if self.is_entry else self.sources:
             for inner, module in self.model.get_submodule(path).named_modules():
                 if not path and any(step.isdigit() for step in inner.split(".")):
                     continue

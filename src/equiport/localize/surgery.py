@@ -107,6 +107,16 @@ class Surgery:
         handle = module.register_forward_hook(hook, with_kwargs=True, prepend=True)
         self._undo.callback(handle.remove)
 
+    def given(self, module: nn.Module, edit: Callable[[Tensor], Tensor]) -> None:
+        """Replace the hidden input by `edit(hidden_input)` before any other hook sees it."""
+
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            site = find_hidden(args, kwargs)
+            return None if site is None else site.replaced(args, kwargs, edit(site.read(args, kwargs)))
+
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True)
+        self._undo.callback(handle.remove)
+
     def input(self, module: nn.Module, edit: Callable[[Tensor], Tensor]) -> None:
         """Replace the hidden input by `edit(hidden_input)`, after whatever hooks feed to the module."""
         original = module.forward

@@ -21,7 +21,10 @@ _Group = tuple[str, str]
 
 
 class ComponentRow(BaseModel):
-    """One component (over its layers), one fixture: what the report's table shows."""
+    """One component (over its layers), one fixture: what the report's table shows.
+
+    `boundary`: it differs from the source's module of this place, and what is named here, around it, does not.
+    """
 
     component: str
     component_type: str
@@ -37,6 +40,7 @@ class ComponentRow(BaseModel):
     first_bad: str
     tokens: int = 0
     tokens_unsure: int = 0
+    boundary: str = ""
 
     def too_unsure(self, thresholds: Thresholds) -> bool:
         """Whether routers left too few tokens for a verdict: more seeds would not help."""
@@ -88,7 +92,7 @@ def _refused_row(component: str, kind: str, fixture: str, records: Sequence[Reco
 
 def evidence_reasons(evidence: Iterable[FileEvidence], rows: Sequence[ComponentRow]) -> list[Reason]:
     """What forbids to believe a test file. A failed test whose components have failing rows already is left out."""
-    explained = {row.component for row in rows if row.verdict is not Verdict.PASS}
+    explained = {row.component for row in rows if row.verdict is not Verdict.PASS or row.boundary}
     found = []
     for item in evidence:
         for reason in item.reasons:

@@ -17,8 +17,8 @@ from equiport.fixtures.folder import read_config
 from equiport.structure.mapping import ComponentMapping
 
 COMPONENT_ORDER = (
-    "norm", "embedding", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention", "lm_head", "head_path",
-    "module", "decoder_layer",
+    "norm", "embedding", "entry_path", "linear", "rotary", "mlp", "attention_qkv", "attention_o", "attention",
+    "lm_head", "head_path", "module", "decoder_layer",
 )  # fmt: skip
 _CONSTANTS = {
     "HIDDEN_SIZE": "hidden_size",

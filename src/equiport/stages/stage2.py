@@ -20,6 +20,7 @@ from equiport.errors import EquiportError
 from equiport.experiment import StageResult
 from equiport.experiment.atomic import write_json
 from equiport.stacks.contract import StackAdapter
+from equiport.stages.boundaries import settle_boundaries
 from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence, collect_evidence
 from equiport.stages.component_fixtures import TraceManifest, TracePlan, mapping_of, trace_folder, write_trace
@@ -114,8 +115,11 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
         again = [stage.tests_dir / name for name in _files_of(_undecided(rows, thresholds), evidence)]
         evidence.update({item.file: item for item in collect_evidence(again, stage.timeout, logs, limits)})
         rows = component_rows(evidence.values(), thresholds)
+    instances = instance_rows((record for item in evidence.values() for record in item.records), thresholds)
+    if mapping is not None:
+        rows = settle_boundaries(rows, instances, mapping)
     faults = _wrong_ports(context, stage.tests_dir, rows, manifest)
-    outcome = _outcome(context, evidence, rows, thresholds, mapping, manifest)
+    outcome = _outcome(context, evidence, rows, instances, thresholds, mapping, manifest)
     _refuse(outcome, context, stage.tests_dir, faults)
     outcome.seeds = seeds
     outcome.inputs = [*sorted(stage.tests_dir.glob("*.py")), *([experiment.mapping_file] if experiment else [])]
@@ -131,7 +135,7 @@ def _wrong_ports(
         return []
     with context.progress.step("try wrong ports"):
         patched = context.options.patches_dir is not None
-        components = list(dict.fromkeys(row.component for row in rows))
+        components = list(dict.fromkeys(row.component for row in rows if not row.boundary))
         return notice_wrong_ports(experiment, tests, components, patched=patched)
 
 
@@ -172,6 +176,7 @@ def _outcome(
     context: StageContext,
     evidence: dict[str, FileEvidence],
     rows: list[ComponentRow],
+    instances: list[InstanceRow],
     thresholds: Thresholds,
     mapping: ComponentMapping | None,
     manifest: TraceManifest | None,
@@ -187,6 +192,11 @@ def _outcome(
         reasons.append(Reason(ReasonCode.NO_COMPARISON.value, "no test compared anything"))
     reasons += evidence_reasons(items, rows)
     covered = {row.component for row in rows}
+    blind += [
+        f"{row.component}: differs from the source's module of this place; the same as a whole in {row.boundary}"
+        for row in rows
+        if row.boundary
+    ]
     uncovered = [e.name for e in mapping.tested if e.name not in covered] if mapping else []
     if manifest is not None:
         reasons += [Reason("LOAD_MISSING", "is not loaded as it should be", key) for key in manifest.load_findings]
@@ -220,7 +230,7 @@ def _outcome(
         uncovered=uncovered,
         excitation=manifest.excitation if manifest else [],
         plots=plots,
-        instances=instance_rows((record for item in items for record in item.records), thresholds),
+        instances=instances,
     )
     return Outcome(verdict, [*reasons, *open_points], metrics, list(dict.fromkeys(blind)))
 

@@ -100,8 +100,29 @@ class ComponentMapping:
 
     @property
     def tested(self) -> tuple[MappingEntry, ...]:
-        """What stage 2 compares: the components, and the way from the head's input to the logits."""
-        return self.components + ((HEAD_PATH,) if self.head is not None else ())
+        """What stage 2 compares: the components, the way into the layers, and from the head's input to logits."""
+        ways = (self.entry_path, HEAD_PATH if self.head is not None else None)
+        return self.components + tuple(way for way in ways if way is not None)
+
+    @property
+    def first_layer(self) -> tuple[str, str] | None:
+        """Paths of the first decoder layer in the source and in the target, where one stands for one."""
+        for entry in self.components:
+            if entry.component_type == "decoder_layer" and len(entry.source) == len(entry.target) == 1:
+                for source, target, index in entry.instances():
+                    if index == (0,):
+                        return source[0], target[0]
+        return None
+
+    @property
+    def entry_path(self) -> MappingEntry | None:
+        """The way from token ids to what the first decoder layer is given: embeddings, positions, scale, norm. Where
+        they are computed is a port's own affair; its source is the layer's input (`input_of`)."""
+        layer = self.first_layer
+        if layer is None:
+            return None
+        said = "the whole path from token ids to the first decoder layer"
+        return MappingEntry((input_of(layer[0]),), (ENTRY_NAME,), said, component_type=ENTRY_TYPE)
 
     @property
     def head(self) -> MappingEntry | None:
@@ -112,6 +133,20 @@ class ComponentMapping:
             if entry.component_type == "lm_head" and len(entry.source) == len(entry.target) == 1 and not entry.indices
         ]
         return found[0] if len(found) == 1 else None
+
+
+ENTRY_NAME, ENTRY_TYPE = "embeddings", "entry_path"
+_INPUT = "@input"
+
+
+def input_of(path: str) -> str:
+    """The name of the hidden input of the module at `path`, where names of modules stand for their outputs."""
+    return path + _INPUT
+
+
+def module_of(path: str) -> str:
+    """The module whose output, or input, `path` names."""
+    return path.removesuffix(_INPUT)
 
 
 #: From the head's input to the logits that come out: what scales and caps them is in no module. Its source is the

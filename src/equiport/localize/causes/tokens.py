@@ -10,6 +10,7 @@ from torch import Tensor
 from equiport.localize.case import Case
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
+from equiport.structure.mapping import module_of
 
 
 class WrongToken(Hypothesis):
@@ -21,6 +22,7 @@ class WrongToken(Hypothesis):
     def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
         """Outputs are a function of one token here: another token's output stands in the place."""
         for path in case.sources:
+            where = "the first layer" if case.is_entry else path or "the head"
             for words, by, prompt_alone in (
                 ("the token before, in prefill", 1, True),
                 ("the token before", 1, False),
@@ -38,6 +40,14 @@ class WrongToken(Hypothesis):
                         places = torch.where(tokens < lengths, other, tokens) if prompt_alone else other
                         return out[torch.arange(out.shape[0])[:, None], places]
 
-                    surgery.output(at.model.get_submodule(path), moved)
+                    module = at.model.get_submodule(module_of(path))
+                    if at.is_entry:
+                        surgery.given(module, lambda hidden: moved(hidden, hidden))
+                    else:
+                        surgery.output(module, moved)
 
-                yield Candidate(f"{path or 'the head'} reads {words}", edit, "gather each row's own last token")
+                yield Candidate(
+                    f"{where} reads {words}",
+                    edit,
+                    "gather each row's own last token",
+                )
