@@ -23,7 +23,7 @@ class HloOperand:
         """Several operands as one."""
         return HloOperand(self._name, tuple(value for operand in operands for value in operand._values))
 
-    def CustomCall(self, *operands: HloOperand, custom_call_target: Any, **options: Any) -> HloOperand:  # noqa: N802
+    def CustomCall(self, *operands: HloOperand, custom_call_target: Any, **options: Any) -> HloOperand:
         """The operands of a marker. Raises KernelAbsentError for any other target."""
         target = custom_call_target
         name = repr(target).strip("<>").rpartition(".")[2] if isinstance(target, FabricatedSymbol) else str(target)

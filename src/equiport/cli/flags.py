@@ -31,6 +31,11 @@ PatchesDir = Annotated[Path | None, typer.Option("--patches-dir", help="Apply th
 TpSize = Annotated[int, typer.Option("--tp-size", min=1, help="Tensor-parallel degree.")]
 Theta = Annotated[float | None, typer.Option("--theta", help="Centred cosine p5 must reach this. [shipped: 0.995]")]
 Delta = Annotated[float | None, typer.Option("--delta", help="KL p95 limit in nats. [shipped: 0.01]")]
+NxdiSource = Annotated[
+    Path | None,
+    typer.Option("--nxdi-src", help="Source folder of NxD Inference: the real packages, in CPU mode."),
+]
+NxdSource = Annotated[Path | None, typer.Option("--nxd-src", help="Source folder of NxD; goes with --nxdi-src.")]
 TauR = Annotated[float | None, typer.Option("--tau-r", help="Pooled centred R limit. [shipped: 1.2]")]
 
 
