@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import importlib.util
 import os
 import re
@@ -14,6 +16,8 @@ from pathlib import Path
 from equiport import __version__ as equiport_version
 from equiport.errors import EquiportError
 from equiport.stacks.contract import Tier
+
+from .fabricated.finder import CLOSED_PACKAGES
 
 STAND_IN = Path(__file__).resolve().parent / "standin"
 NXDI, NXD = "neuronx_distributed_inference", "neuronx_distributed"
@@ -62,7 +66,7 @@ def resolve_environment() -> Environment:
                 remedy=f'`pip install "transformers=={WANTED_TRANSFORMERS}*"`, or unset the variable for the stand-in.',
             )
         version = ", ".join(f"{name} {_source_version(folder, name)}" for name, folder in sources.items())
-        why = f"sources given: {', '.join(map(str, sources.values()))}"
+        why = f"sources given: {', '.join(map(str, sources.values()))}{_fabricated()}"
         return Environment(Tier.REAL_CPU, tuple(sources.values()), version, why)
     if installed == set(SOURCE_VARIABLES) and fits:
         version = ", ".join(f"{name} {_version_of(name.replace('_', '-'))}" for name in SOURCE_VARIABLES)
@@ -113,13 +117,30 @@ def _version_of(distribution: str) -> str:
 
 
 def _source_version(folder: Path, name: str) -> str:
-    """Git commit of the checkout that holds the folder; else the package's own _version.py."""
+    """Git commit of the checkout that holds the folder; else the package's own _version.py, and what its files hold."""
     if (folder / ".git").exists() or (folder.parent / ".git").exists():
         asked = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
         )
         if asked.returncode == 0:
-            return asked.stdout.strip()
+            status = ["git", "-C", str(folder), "status", "--porcelain", "--", "."]
+            changed = subprocess.run(status, capture_output=True, text=True, check=False).stdout.strip()
+            return asked.stdout.strip() + (f"+{_digest(folder / name)}" if changed else "")
     file = folder / name / "_version.py"
     found = re.search(r"__version__\s*=\s*[\"']([^\"']+)", file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found.group(1) if found else "unknown"
+    return f"{found.group(1) if found else 'unknown'}+{_digest(folder / name)}"
+
+
+@functools.cache
+def _digest(package: Path) -> str:
+    """Of all Python files: sources that are edited are other sources."""
+    digest = hashlib.sha256()
+    for file in sorted(package.rglob("*.py")):
+        digest.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def _fabricated() -> str:
+    """Which closed packages are not here, in words."""
+    absent = [name for name in CLOSED_PACKAGES if importlib.util.find_spec(name) is None]
+    return f"; fabricated, as they are not installed: {', '.join(absent)}" if absent else ""

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug
+from equiport.cli.flags import Debug, NxdiSource, NxdSource
 
 HELP = """Port and validate a tiny model of each family; print seconds, R32, R and verdict.
 
@@ -28,8 +28,8 @@ def families(
     family: Annotated[str, typer.Option(help="One family, or one configuration of it.")] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Stage 0, components and logits alone.")] = False,
     output: Annotated[Path | None, typer.Option(help="Also write the table here as JSON.")] = None,
-    nxdi_src: Annotated[Path | None, typer.Option("--nxdi-src", help="Source folder of NxD Inference.")] = None,
-    nxd_src: Annotated[Path | None, typer.Option("--nxd-src", help="Source folder of NxD.")] = None,
+    nxdi_src: NxdiSource = None,
+    nxd_src: NxdSource = None,
     work: Annotated[Path | None, typer.Option(help="Keep models, ports and experiments here.")] = None,
     debug: Debug = False,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,6 +38,25 @@ NxdiSource = Annotated[
 ]
 NxdSource = Annotated[Path | None, typer.Option("--nxd-src", help="Source folder of NxD; goes with --nxdi-src.")]
 TauR = Annotated[float | None, typer.Option("--tau-r", help="Pooled centred R limit. [shipped: 1.2]")]
+
+
+def use_sources(nxdi_src: Path | None, nxd_src: Path | None) -> None:
+    """Make this process, and those it starts, run ports on the real packages of these source folders.
+
+    A folder that is not given stays what the environment says.
+
+    Raises:
+        EquiportError: no such folder.
+    """
+    for flag, variable, folder in (
+        ("--nxdi-src", "EQUIPORT_NXDI_SRC", nxdi_src),
+        ("--nxd-src", "EQUIPORT_NXD_SRC", nxd_src),
+    ):
+        if folder is None:
+            continue
+        if not folder.is_dir():
+            raise EquiportError("no such folder", where=folder, field=flag, remedy="Give the repository's folder.")
+        os.environ[variable] = str(folder.absolute())
 
 
 def split_class(text: str, flag: str) -> tuple[Path, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug, Quiet
+from equiport.cli.flags import Debug, NxdiSource, NxdSource, Quiet, use_sources
 
 HELP = """Port a HuggingFace model: plan it, translate its units, assemble the port, prove it.
 
@@ -45,6 +45,8 @@ def port(
     agent_model: Annotated[str | None, typer.Option(help="Full id of the model that agents run on.")] = None,
     patch: Annotated[bool, typer.Option(help="Let an agent patch a port whose components fail (stage 4).")] = True,
     review: Annotated[bool, typer.Option(help="Have an agent review the port; advisory.")] = True,
+    nxdi_src: NxdiSource = None,
+    nxd_src: NxdSource = None,
     debug: Debug = False,
     quiet: Quiet = False,
 ) -> None:
@@ -54,6 +56,7 @@ def port(
         from equiport.port.agent_limits import AgentLimits
         from equiport.port.port_run import PortOptions, run_port
 
+        use_sources(nxdi_src, nxd_src)
         limits = AgentLimits(attempts, unit_budget_usd, budget_usd, max_turns, model=agent_model)
         return run_port(
             PortOptions(
