@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,18 +50,30 @@ def cpu_neuron_config(
         **overrides,
     }
     try:
-        made = source.get_neuron_config_cls()(**settings)
+        made_by = source.get_neuron_config_cls()
+        experts = _expert_settings(config_class, made_by)
+        made = (experts or made_by)(**settings)
     except (TypeError, ValueError, AssertionError, AttributeError) as fault:
         raise EquiportError(
             f"NeuronConfig of {config_class.__name__} refuses the settings: {type(fault).__name__}: {fault}",
             field="neuron_config",
             remedy="Check the settings and the port's get_neuron_config_cls.",
         ) from fault
+    if experts is not None:
+        note(made, f"{config_class.__name__} names no NeuronConfig class and imports {experts.__name__}: made by that")
     if settings["on_device_sampling_config"] is None and made.on_device_sampling_config is not None:
         # the port's own class puts sampling on the device in whatever it is given
         made.on_device_sampling_config = None
         note(made, f"{type(made).__name__} samples on the device by itself: switched off, logits are compared")
     return made
+
+
+def _expert_settings(config_class: Any, made_by: Any) -> Any | None:
+    """The stack's MoENeuronConfig, for a port that imports it and leaves the choice to whoever makes the settings."""
+    if made_by.__name__ != "NeuronConfig" or "get_neuron_config_cls" in vars(config_class):
+        return None
+    offered = getattr(sys.modules.get(config_class.__module__), "MoENeuronConfig", None)
+    return offered if isinstance(offered, type) and issubclass(offered, made_by) else None
 
 
 def inference_config(config_class: Any, neuron_config: Any, hf_model_path: str | Path) -> Any:

@@ -11,15 +11,17 @@ from pathlib import Path
 from equiport.compare.thresholds import Thresholds, load_thresholds
 from equiport.compare.verdict import Verdict
 from equiport.content import content_dir
-from equiport.errors import EquiportError, ExitCode
+from equiport.errors import EquiportError, ExitCode, OpenQuestionError
 from equiport.experiment import EquivConfig, Experiment
 from equiport.experiment.config import CONFIG_NAME
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
+from equiport.intake.experiment import check_runnable, write_source
+from equiport.intake.inspection import PortInspection, inspect_port
 from equiport.report import loosened, patches_in_force, write_report
 from equiport.stacks.detection import detect_stack
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.patches import patch_files
-from equiport.stacks.port_classes import find_port_classes
+from equiport.stacks.port_classes import PortClasses, find_port_classes
 from equiport.stages import bench_config, downstream_scores
 from equiport.stages.frame import StageOptions, Subject, stamp
 from equiport.stages.stage0 import write_config
@@ -57,6 +59,9 @@ class PortGiven:
 def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) -> Experiment:
     """The experiment to run: an existing directory, or a new one from port and model.
 
+    The model is a HuggingFace folder. A config.json, or no model at all (then the port's HuggingFace counterpart has
+    its default config), gives a tiny model with synthetic weights in EXP_DIR/source.
+
     An existing `--out` keeps its results; they are run again where the inputs differ.
 
     Raises:
@@ -78,29 +83,23 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
         experiment = Experiment.open(exp_dir)
         _check_downstream(through, experiment.root, experiment.config.source_model_path)
         return experiment if through is None else _saved(experiment, experiment.config, through)
-    missing = [
-        flag for flag, value in (("--port", given.port), ("--model", given.model), ("--out", given.out)) if not value
-    ]
+    missing = [flag for flag, value in (("--port", given.port), ("--out", given.out)) if not value]
     if missing:
         raise EquiportError(
             f"{', '.join(missing)} missing",
-            remedy="Give EXP_DIR, or all of --port PORT.py --model HF_DIR --out EXP_DIR.",
+            remedy="Give EXP_DIR, or --port PORT.py --out EXP_DIR, and --model HF_DIR.",
         )
-    assert given.port and given.model and given.out
-    read_config(given.model)
-    if has_weights(given.model):
-        tensor_headers(given.model)
+    assert given.port and given.out
     stack = detect_stack(given.port, given.stack)
-    classes = find_port_classes(
-        given.port,
-        inner_class=given.inner_class,
-        causal_class=given.causal_class,
-        config_class=given.config_class,
-    )
-    _check_downstream(through, given.out, given.model)
+    inspected = None if _is_folder(given.model) else _inspected(given)
+    classes = inspected.classes if inspected else _classes(given)
+    assert classes is not None
     if given.thresholds:
         load_thresholds(given.thresholds)
-    subject = Subject(given.model.absolute(), classes, stack, given.tp_size or 1)
+    _check_downstream(through, given.out, given.model or given.out)
+    model = write_source(inspected, given.out) if inspected else given.model
+    assert model is not None
+    subject = Subject(model.absolute(), classes, stack, given.tp_size or 1)
     options = StageOptions(thresholds=given.thresholds, seed=42 if given.seed is None else given.seed)
     try:
         given.out.mkdir(parents=True, exist_ok=True)
@@ -113,6 +112,52 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
     last = _default_through(given.out, subject)
     write_config(given.out, subject, options, last if through is None else through)
     return Experiment.open(given.out)
+
+
+def _is_folder(model: Path | None) -> bool:
+    """Whether a HuggingFace folder was given, and a usable one; a file is a config.json.
+
+    Raises:
+        EquiportError: no such folder, no config.json in it, or damaged weights.
+    """
+    if model is None or model.is_file():
+        return False
+    read_config(model)
+    if has_weights(model):
+        tensor_headers(model)
+    return True
+
+
+def _inspected(given: PortGiven) -> PortInspection:
+    """What `equiport inspect` finds, told to be runnable; its notes are printed."""
+    assert given.port
+    found = inspect_port(
+        given.port,
+        model=given.model,
+        inner_class=given.inner_class,
+        causal_class=given.causal_class,
+        config_class=given.config_class,
+    )
+    check_runnable(found)
+    print(f"source: a tiny {found.hf_class} with synthetic weights")
+    for note in found.notes:
+        print(f"  {note}")
+    return found
+
+
+def _classes(given: PortGiven) -> PortClasses:
+    """The port's classes; a port without them is told by its kind."""
+    assert given.port
+    names = {"inner_class": given.inner_class, "causal_class": given.causal_class, "config_class": given.config_class}
+    try:
+        return find_port_classes(given.port, **names)
+    except OpenQuestionError:
+        raise
+    except EquiportError:
+        if any(names.values()):
+            raise
+        check_runnable(inspect_port(given.port, model=given.model))
+        raise
 
 
 def _check_downstream(through: int | None, root: Path, model: Path) -> None:

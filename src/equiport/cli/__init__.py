@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import audit, bench, deploy, doctor, plan, port, report, skills, validate
+from equiport.cli import audit, bench, deploy, doctor, inspect, plan, port, report, skills, validate
 
 app = typer.Typer(
     name="equiport",
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("plan", help=plan.HELP)(plan.plan)
 app.command("port", help=port.HELP)(port.port)
+app.command("inspect", help=inspect.HELP)(inspect.inspect)
 app.command("audit", help=audit.HELP)(audit.audit)
 app.command("validate", help=validate.HELP)(validate.validate)
 app.command("report", help=report.HELP)(report.report)

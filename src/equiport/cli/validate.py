@@ -15,6 +15,7 @@ HELP = """Validate a port: run the stages in order, resume what is done, write E
 
 Examples:
   equiport validate --port modeling_x.py --model HF_DIR --out EXP_DIR
+  equiport validate --port modeling_x.py --out EXP_DIR    (a tiny model by the counterpart's default config)
   equiport validate EXP_DIR
   equiport validate EXP_DIR --from 2
 
@@ -25,7 +26,10 @@ Exit 0 only on PASS; 1 FAIL, 2 bad input, 3 inconclusive or a question open, 4 i
 def validate(
     exp_dir: Annotated[Path | None, typer.Argument(help="An existing experiment directory.")] = None,
     port: Annotated[Path | None, typer.Option(help="The port's modeling file.")] = None,
-    model: Annotated[Path | None, typer.Option(help="HuggingFace folder of the source model.")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="HuggingFace folder of the source model, or a config.json: then a tiny one is drawn."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Experiment directory to make or resume.")] = None,
     inner_class: Annotated[str | None, typer.Option(help="Inner model class, when several fit.")] = None,
     causal_class: Annotated[str | None, typer.Option(help="ForCausalLM class, when several fit.")] = None,

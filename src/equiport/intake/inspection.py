@@ -183,13 +183,19 @@ def _obstacle(
 
 
 def _is_here(module: str, port: Path) -> bool:
+    dots = len(module) - len(module.lstrip("."))
     root = module.partition(".")[0]
-    if root in _STACK_ROOTS:
+    if not dots and root in _STACK_ROOTS:
         return True
-    for folder in (port.absolute().parent, port.absolute().parent.parent):
-        target = folder.joinpath(*module.split("."))
+    folder = port.absolute().parent
+    for _ in range(dots - 1):
+        folder = folder.parent
+    for place in [folder] if dots else [folder, *folder.parents[:2]]:
+        target = place.joinpath(*module.strip(".").split("."))
         if target.with_suffix(".py").is_file() or target.is_dir():
             return True
+    if dots or root in (folder.name, folder.parent.name):
+        return False
     try:
         return importlib.util.find_spec(root) is not None
     except (ImportError, ValueError):

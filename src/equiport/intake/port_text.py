@@ -82,7 +82,9 @@ def _above(port: Path) -> list[Path]:
 
 
 def needed_modules(source: SourceFile) -> tuple[str, ...]:
-    """Modules that importing the file needs: not those under `try`, `if TYPE_CHECKING` or inside functions."""
+    """Modules that importing the file needs, relative ones with their dots: not those under `try`, `if TYPE_CHECKING`
+    or inside functions.
+    """
     tree = ast.parse(source.path.read_text(encoding="utf-8"))
     found: dict[str, None] = {}
     waiting: list[ast.stmt] = list(tree.body)
@@ -90,8 +92,8 @@ def needed_modules(source: SourceFile) -> tuple[str, ...]:
         node = waiting.pop(0)
         if isinstance(node, ast.Import):
             found.update(dict.fromkeys(alias.name for alias in node.names))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            found[node.module] = None
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found["." * node.level + node.module] = None
         elif isinstance(node, ast.ClassDef):
             waiting += node.body
     return tuple(found)
