@@ -113,6 +113,32 @@ def polar_rotation() -> dict[str, Any]:
 
 
 @case
+def deepseek_rotation() -> dict[str, Any]:
+    from neuronx_distributed_inference.models.deepseek import rope_util
+
+    stretched = {"scaling_factor": 40.0, "original_max_position_embeddings": 32, "mscale": 0.7, "mscale_all_dim": 1.0}
+    tables = {
+        "plain": rope_util.DeepseekV3RotaryEmbedding(16, base=5e4),
+        "yarn": rope_util.DeepseekV3YarnRotaryEmbedding(16, **stretched),
+        "yarn of one place": rope_util.DeepseekV3YarnRotaryEmbedding(16, **stretched, beta_fast=1, beta_slow=1),
+        "not stretched": rope_util.DeepseekV3YarnRotaryEmbedding(16),
+    }
+    out: dict[str, Any] = {
+        "mscale": [rope_util.yarn_get_mscale(scale, 0.7) for scale in (0.5, 1, 40)],
+        "range": rope_util.yarn_find_correction_range(32, 1, 64, 1e4, 4096),
+        "ramp": [rope_util.yarn_linear_ramp_mask(2, 2, 6), rope_util.yarn_linear_ramp_mask(1, 4, 6)],
+    }
+    for name, table in tables.items():
+        for dtype in (torch.float32, torch.bfloat16):
+            q = draw(2, 4, 5, 16, dtype=dtype)
+            cos, sin = table(q, seq_len=12)
+            out[f"{name} {dtype}"] = [cos, sin, rope_util.apply_rotary_pos_emb(q, cos, sin, POSITIONS)]
+        out[f"{name} angles"] = table.get_freqs_table(torch.device("cpu"), 7)
+        out[f"{name} given"] = table(draw(1), freqs=draw(3, 8))
+    return out
+
+
+@case
 def heads() -> dict[str, Any]:
     from neuronx_distributed_inference.modules.attention.utils import move_heads_front, repeat_kv
 
