@@ -6,6 +6,7 @@ weights, a bias that the port has no place for vanishes, without a word. Both ar
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import traceback
@@ -118,6 +119,9 @@ def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
 
 
 def _translated(load: Any, counted: _Counted, folder: Path) -> None:
+    # the stack logs a line for every key that its hooks copy
+    root, repeated = logging.getLogger(), lambda record: "Found shared tensors" not in str(record.msg)
+    root.addFilter(repeated)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,6 +137,8 @@ def _translated(load: Any, counted: _Counted, folder: Path) -> None:
         raise EquiportError(str(fault), field="dtype", remedy="Use float32, or tp_degree 1.") from fault
     except Exception as fault:
         raise _failure(fault, folder) from fault
+    finally:
+        root.removeFilter(repeated)
 
 
 def _failure(fault: Exception, folder: Path) -> EquiportError:

@@ -63,7 +63,12 @@ def output_tensors(output: Any) -> tuple[Tensor, ...]:
 
 
 def take_tokens(tensor: Tensor, positions: Tensor) -> Tensor:
-    """Rows of [B, T, ...] at `positions` [N, 2] (row, token): [N, ...]."""
+    """Rows of [B, T, ...] at `positions` [N, 2] (row, token): [N, ...].
+
+    A tensor of one row stands for all rows, as it does for what it is added to (embeddings of positions).
+    """
+    if tensor.shape[0] == 1:
+        return tensor[0, positions[:, 1]]
     return tensor[positions[:, 0], positions[:, 1]]
 
 
