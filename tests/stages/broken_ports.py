@@ -206,6 +206,13 @@ BROKEN = (
         cause="head order or replication",
     ),
     PortEdit(
+        "kv heads tiled and rotation interleaved",
+        lambda source: _in_attention(_INTERLEAVED)(_kv_heads_replicated("heads.repeat(times, 1, 1)")(source)),
+        2,
+        "self_attn",
+        cause="head order or replication + rotation style",
+    ),
+    PortEdit(
         "o_proj transposed",
         _in_conversion(
             """        for name in [key for key in converted if ".o_proj.weight" in key]:

@@ -11,11 +11,13 @@ from torch import Tensor
 from equiport.compare.thresholds import Thresholds
 from equiport.localize.case import Case
 from equiport.localize.causes import precision
+from equiport.localize.combined import MISFITS, extended, nearest
 from equiport.localize.hypothesis import Candidate, Explained, Hypothesis
 from equiport.localize.registry import hypotheses
 from equiport.localize.surgery import Surgery
 
 _KEPT = 5
+_TOGETHER = 3
 _PLACE_MARGIN = 20.0
 _NEARER = 0.5
 
@@ -38,7 +40,8 @@ def explain(cases: Sequence[Case], thresholds: Thresholds) -> Explanation:
     """Rank the hypotheses on the first case and prove the winner on all of them.
 
     The cases are one suspect under several seeds or fixtures, in fp32. A candidate is proven when the source with the
-    defect in it gives the target: R32 at most the fp32 gate's, pooled, on every case.
+    defect in it gives the target: R32 at most the fp32 gate's, pooled, on every case. Where no single one is, the
+    nearest are tried together, up to three.
     """
     first = cases[0]
     with torch.no_grad():
@@ -46,15 +49,38 @@ def explain(cases: Sequence[Case], thresholds: Thresholds) -> Explanation:
         before = first.distance(plain)
         found = [item for item in _tried(first, plain, hypotheses()) if item.r32 < before]
         ranked = _distinct(sorted(found, key=lambda item: _order(item, thresholds)))
-        for place, item in enumerate(ranked):
-            if item.r32 > thresholds.r32_pooled or item.worst > _PLACE_MARGIN * thresholds.r32_slice:
+        winner = _first_proven(cases, ranked, thresholds)
+        tried = len(found)
+        for _ in range(_TOGETHER - 1):
+            if winner is not None:
                 break
-            if all(_holds(case, item.candidate, thresholds) for case in cases[1:]):
-                winner = (item, *(other for other in ranked if other is not item))
-                return Explanation(before, winner[:_KEPT], True, len(found))
-            if place >= _KEPT:
+            joined = [item for item in _joined(first, plain, found, before) if item.r32 < before]
+            tried += len(joined)
+            if not joined:
                 break
-    return Explanation(before, tuple(ranked[:_KEPT]), False, len(found))
+            found = joined
+            ranked = _distinct(sorted((*ranked, *joined), key=lambda item: item.r32))
+            winner = _first_proven(cases, ranked, thresholds)
+    if winner is not None:
+        ranked = [winner, *(other for other in ranked if other is not winner)]
+    return Explanation(before, tuple(ranked[:_KEPT]), winner is not None, tried)
+
+
+def _first_proven(cases: Sequence[Case], ranked: Sequence[Explained], thresholds: Thresholds) -> Explained | None:
+    for item in ranked[: _KEPT + 1]:
+        if item.r32 > thresholds.r32_pooled or item.worst > _PLACE_MARGIN * thresholds.r32_slice:
+            return None
+        if all(_holds(case, item.candidate, thresholds) for case in cases[1:]):
+            return item
+    return None
+
+
+def _joined(case: Case, plain: Mapping[str, Tensor], found: Sequence[Explained], before: float) -> Iterable[Explained]:
+    for start, kind, both, outputs in extended(case, nearest(found, before), hypotheses()):
+        growth = _growth(outputs, plain)
+        r32 = case.distance(outputs) / growth
+        worst = case.worst_place(outputs) / growth if r32 < float("inf") else r32
+        yield Explained(f"{start.kind} + {kind.kind}", both.says, both.repair, r32, worst, both)
 
 
 def explain_precision(cases: Sequence[Case], plain: Sequence[Case], limit: float) -> Explanation:
@@ -101,7 +127,7 @@ def _with_defect(case: Case, candidate: Candidate) -> dict[str, Tensor] | None:
         with Surgery() as surgery:
             candidate.edit(case, surgery)
             return case.outputs()
-    except (RuntimeError, AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError):
+    except MISFITS:
         # a defect of another architecture: shapes or names do not fit
         return None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from equiport.compare.baseline import split_reduction
+from equiport.compare.baseline import is_projection, split_reduction
 from equiport.errors import EquiportError
 from equiport.fixtures.tokens import TokenBatch
 from equiport.reference.model import Fixture, load_reference
@@ -229,9 +229,7 @@ def _reference_bf16(
     """
     merged = ReferenceIO()
     routed: dict[int, dict[str, Routed]] = {}
-    biased = [
-        name for name, module in model.named_modules() if isinstance(module, nn.Linear) and module.bias is not None
-    ]
+    biased = [name for name, module in model.named_modules() if is_projection(module) and module.bias is not None]
     with ExitStack() as splits:
         if biased:
             splits.enter_context(split_reduction(model, 1, biased))
