@@ -39,7 +39,7 @@ def split_label(degree: int) -> str:
 
 @contextmanager
 def split_reduction(module: nn.Module, degree: int, names: Iterable[str] | None = None) -> Iterator[tuple[str, ...]]:
-    """Within the context, `nn.Linear`s of `module` compute their reduction in `degree` partial sums.
+    """Within the context, `nn.Linear`s (and Conv1Ds) of `module` compute their reduction in `degree` partial sums.
 
     `names`: dotted names below `module` ("" for itself, a last part such as "o_proj" for all layers' o_proj); default:
     every nn.Linear. Yields the names that were split. Forwards are restored on leaving, after an error too.
@@ -49,7 +49,7 @@ def split_reduction(module: nn.Module, degree: int, names: Iterable[str] | None 
     """
     if degree < 1:
         raise EquiportError(f"must be at least 1, got {degree}", field="degree")
-    linears = {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear)}
+    linears = {name: child for name, child in module.named_modules() if is_projection(child)}
     if names is None:
         chosen = tuple(linears)
     else:
@@ -62,9 +62,9 @@ def split_reduction(module: nn.Module, degree: int, names: Iterable[str] | None 
     if not chosen:
         raise EquiportError(f"no nn.Linear to split in {type(module).__name__}", field="names")
     for name in chosen:
-        if linears[name].in_features % degree:
+        if _weight(linears[name]).shape[1] % degree:
             raise EquiportError(
-                f"in_features {linears[name].in_features} is not divisible by {degree}", field=name or "module"
+                f"in_features {_weight(linears[name]).shape[1]} is not divisible by {degree}", field=name or "module"
             )
     before = {name: linears[name].__dict__.get("forward") for name in chosen}
     try:
@@ -79,8 +79,24 @@ def split_reduction(module: nn.Module, degree: int, names: Iterable[str] | None 
                 linears[name].__dict__["forward"] = forward
 
 
-def _forward(linear: nn.Linear, degree: int, inputs: Tensor) -> Tensor:
-    return split_linear(inputs, linear.weight, linear.bias, degree)
+def is_projection(module: nn.Module) -> bool:
+    """An nn.Linear, or GPT-2's Conv1D: the same product with its weight stored as [in, out]."""
+    weight = getattr(module, "weight", None)
+    return isinstance(module, nn.Linear) or (
+        type(module).__name__ == "Conv1D" and isinstance(weight, Tensor) and weight.dim() == 2
+    )
+
+
+def _weight(projection: nn.Module) -> Tensor:
+    """[out, in]."""
+    weight = projection.weight
+    assert isinstance(weight, Tensor)
+    return weight if isinstance(projection, nn.Linear) else weight.t()
+
+
+def _forward(projection: nn.Module, degree: int, inputs: Tensor) -> Tensor:
+    bias = projection.bias
+    return split_linear(inputs, _weight(projection), bias if isinstance(bias, Tensor) else None, degree)
 
 
 def split_matmul(left: Tensor, right: Tensor, degree: int) -> Tensor:
