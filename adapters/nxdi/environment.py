@@ -17,7 +17,7 @@ from equiport import __version__ as equiport_version
 from equiport.errors import EquiportError
 from equiport.stacks.contract import Tier
 
-from .fabricated.finder import CLOSED_PACKAGES
+from .fabricated.finder import CLOSED_PACKAGES, installed_finder
 
 STAND_IN = Path(__file__).resolve().parent / "standin"
 NXDI, NXD = "neuronx_distributed_inference", "neuronx_distributed"
@@ -142,5 +142,7 @@ def _digest(package: Path) -> str:
 
 def _fabricated() -> str:
     """Which closed packages are not here, in words."""
-    absent = [name for name in CLOSED_PACKAGES if importlib.util.find_spec(name) is None]
+    finder = installed_finder()
+    made = finder.packages if finder is not None else ()
+    absent = [name for name in CLOSED_PACKAGES if name in made or importlib.util.find_spec(name) is None]
     return f"; fabricated, as they are not installed: {', '.join(absent)}" if absent else ""

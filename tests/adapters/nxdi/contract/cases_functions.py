@@ -248,6 +248,39 @@ def sampling() -> dict[str, Any]:
 
 
 @case
+def samplers() -> dict[str, Any]:
+    from neuronx_distributed_inference.modules.generation.sampling import create_sampler
+    from world import served
+
+    logits = draw(3, 40) * 3
+    rows = {
+        "greedy": [[1, 1.0, 1.0]] * 3,
+        "mixed": [[1, 1.0, 1.0], [8, 0.7, 1.3], [20, 0.2, 0.6]],
+        "all": [[20, 1.0, 1.0], [20, 0.999, 1.0], [0, 0.5, 1.0]],
+    }
+    out: dict[str, Any] = {}
+    for name, options in {
+        "largest": {},
+        "sampled": {"do_sample": True},
+        "deterministic": {"do_sample": True, "deterministic": True},
+        "dynamic": {"dynamic": True, "deterministic": True},
+        "whole vocabulary": {"do_sample": True, "deterministic": True, "global_topk": 0},
+        "dealt to ranks": {"sampling_dp_degree": 2},
+    }.items():
+        sampler = create_sampler(served(on_device_sampling_config={"global_topk": 30, **options}), 1)
+        for kind, params in rows.items():
+            torch.manual_seed(3)
+            out[f"{name} {kind}"] = sampler(logits.clone(), torch.tensor(params))
+            out[f"{name} {kind} values"] = sampler(logits.clone(), torch.tensor(params), return_values=True)
+        if options.get("do_sample"):
+            out[f"{name} of several"] = sampler(draw(3, 2, 40) * 3, torch.tensor(rows["mixed"]))
+    small = create_sampler(served(on_device_sampling_config={"do_sample": True}))
+    out["fewer tokens than global_topk"] = outcome(lambda: small(logits.clone(), torch.tensor(rows["greedy"])))
+    out["off"] = outcome(lambda: create_sampler(served()))
+    return out
+
+
+@case
 def layer_markers() -> dict[str, Any]:
     from neuronx_distributed_inference.models.layer_boundary_marker import (
         ModuleMarkerEndWrapper,

@@ -112,6 +112,11 @@ def the_first_layers_rotation_is_everyones() -> dict[str, Any]:
 
 
 @case
+def embeddings_are_handed_to_a_hook() -> dict[str, Any]:
+    return session(tiny(port="ScaledForCausalLM"))
+
+
+@case
 def the_embedding_is_not_told_the_positions() -> dict[str, Any]:
     return session(tiny(learned_positions=True))
 

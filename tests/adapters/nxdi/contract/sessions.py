@@ -33,14 +33,19 @@ def tiny_weights(**attributes: Any) -> dict[str, Tensor]:
     return {f"model.{key}": value.clone() for key, value in renamed.items() if "rank" not in key}
 
 
-def tiny(flags: dict[str, Any] | None = None, weights: dict[str, Tensor] | None = None, **attributes: Any) -> Any:
-    """The tiny port, served on the CPU with a checkpoint of its own."""
+def tiny(
+    flags: dict[str, Any] | None = None,
+    weights: dict[str, Tensor] | None = None,
+    port: str = "TinyForCausalLM",
+    **attributes: Any,
+) -> Any:
+    """The tiny port (a class of tiny_port), served on the CPU with a checkpoint of its own."""
     one_rank()
-    from tiny_port import TinyForCausalLM
+    import tiny_port
 
     folder = tempfile.mkdtemp(prefix="equiport-tiny-")
     save_file(tiny_weights(**attributes) if weights is None else weights, f"{folder}/model.safetensors")
-    model = TinyForCausalLM(folder, described(served(**{"seq_len": WIDTH, **(flags or {})}), **attributes))
+    model = getattr(tiny_port, port)(folder, described(served(**{"seq_len": WIDTH, **(flags or {})}), **attributes))
     model.to_cpu()
     return model
 

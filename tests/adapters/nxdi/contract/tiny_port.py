@@ -98,6 +98,16 @@ class TinyModel(NeuronBaseModel):
         )
 
 
+class ScaledModel(TinyModel):
+    """Scales the embeddings where the stack lets it, before the first layer."""
+
+    def process_sequence_parallel_hidden_states(
+        self, inputs_embeds: Tensor, seq_length: int, active_block_table: Any = None
+    ) -> Tensor:
+        scaled = inputs_embeds * self.hidden_size**0.5 + seq_length
+        return super().process_sequence_parallel_hidden_states(scaled, seq_length, active_block_table)
+
+
 class WithPositions(nn.Module):
     """Absolute positions added in the embedding, which is never told the positions: it counts from 0."""
 
@@ -124,3 +134,7 @@ class TinyForCausalLM(NeuronBaseForCausalLM):
     @classmethod
     def get_config_cls(cls) -> type[TinyInferenceConfig]:
         return TinyInferenceConfig
+
+
+class ScaledForCausalLM(TinyForCausalLM):
+    _model_cls = ScaledModel

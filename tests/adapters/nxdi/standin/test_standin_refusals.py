@@ -14,9 +14,12 @@ ROOT = Path(__file__).resolve().parents[4]
 
 ATTEMPTS = {
     "a module": "import neuronx_distributed.pipeline.model",
-    "a module of inference": "from neuronx_distributed_inference.modules.moe_v2 import initialize_moe_module",
+    "a module of inference": "from neuronx_distributed_inference.modules.eagle.token_tree import TokenTree",
     "a deep module": "import neuronx_distributed_inference.models.mllama.modeling_mllama",
-    "a name": "from neuronx_distributed_inference.models.config import MoENeuronConfig",
+    "a name": "from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig",
+    "an override": "Mine()",
+    "experts of ranks": "MoEConfig(moe_ep_degree=2)",
+    "the block of one token by a kernel": "MoEConfig(moe_fused_nki_kernel_enabled=True)",
     "a name of a package": "from neuronx_distributed import ModelBuilder",
     "an attribute": "import neuronx_distributed as nxd; nxd.parallel_layers.layers.OutputChannelParallelConv2d",
     "hasattr": "import neuronx_distributed.parallel_layers.layers as m; hasattr(m, 'OutputChannelParallelConv2d')",
@@ -50,6 +53,15 @@ from neuronx_distributed_inference.models.config import NeuronConfig as Config
 from neuronx_distributed_inference.modules.attention import attention_process_groups as groups
 from neuronx_distributed_inference.modules.attention._scores import AttentionScores
 from neuronx_distributed_inference.modules.generation.sampling import Sampler
+from neuronx_distributed_inference.models.config import MoENeuronConfig as MoEConfig
+from neuronx_distributed_inference.models.model_base import NeuronBaseModel
+
+class Mine(NeuronBaseModel):
+    def __init__(self):
+        super().__init__(None)
+
+    def _sample_on_device(self):
+        return None
 
 def kernel():
     block = AttentionScores()
@@ -81,9 +93,9 @@ def _found() -> dict[str, list]:
     ("name", "symbol"),
     [
         ("a module", "neuronx_distributed.pipeline"),
-        ("a module of inference", "neuronx_distributed_inference.modules.moe_v2"),
+        ("a module of inference", "neuronx_distributed_inference.modules.eagle"),
         ("a deep module", "neuronx_distributed_inference.models.mllama"),
-        ("a name", "neuronx_distributed_inference.models.config.MoENeuronConfig"),
+        ("a name", "neuronx_distributed_inference.models.config.FusedSpecNeuronConfig"),
         ("a name of a package", "neuronx_distributed.ModelBuilder"),
         ("an attribute", "neuronx_distributed.parallel_layers.layers.OutputChannelParallelConv2d"),
         ("hasattr", "neuronx_distributed.parallel_layers.layers.OutputChannelParallelConv2d"),
@@ -107,6 +119,9 @@ def test_a_missing_name_is_named_with_two_ways_on(name: str, symbol: str) -> Non
         ("a cache layout", "is_block_kv_layout=True"),
         ("lora", "lora_config="),
         ("sampling", "do_sample=True"),
+        ("an override", "Mine._sample_on_device"),
+        ("experts of ranks", "moe_ep_degree"),
+        ("the block of one token by a kernel", "moe_fused_nki_kernel_enabled=True"),
         ("a call", "NeuronApplicationBase.compile"),
         ("a group", "get_context_parallel_attention_cp_group"),
         ("a kernel", "4096 positions"),

@@ -70,6 +70,21 @@ def refused_call(symbol: str, reason: str) -> Callable[..., NoReturn]:
     return call
 
 
+def refuse_overrides(instance: object, base: type, *names: str) -> None:
+    """Refuse a subclass of `base` that overrides one of `names`: methods that the stack calls in CPU mode, and the
+    stand-in does not.
+
+    Raises:
+        StandInRefused: such an override would be passed over in silence.
+    """
+    for cls in type(instance).__mro__:
+        if cls is base:
+            return
+        for name in names:
+            if name in vars(cls):
+                refuse(f"{cls.__name__}.{name}", f"it overrides {base.__name__}'s, which is not called")
+
+
 def attribute_hook(module: str) -> Callable[[str], Any]:
     """The `__getattr__` of a stand-in module: a submodule that exists is imported, anything else is missing."""
 

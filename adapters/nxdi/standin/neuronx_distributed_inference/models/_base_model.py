@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import torch
-from neuronx_distributed._standin.missing import refuse
+from neuronx_distributed._standin.missing import refuse, refuse_overrides
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class NeuronBaseModel(AttentionMasks):
 
     def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
         super().__init__()
+        refuse_overrides(self, NeuronBaseModel, "_sample_on_device", "_process_non_eagle3_hidden_states")
         served = config.neuron_config
         self.config, self.neuron_config = config, served
         self.sampler: Any = None
@@ -98,6 +99,12 @@ class NeuronBaseModel(AttentionMasks):
     def encode_vision_to_input(self, inputs_embeds: Tensor, vision_embeddings: Tensor, vision_mask: Tensor) -> Tensor:
         """Hook: put an image's embeddings in the prompt's."""
         raise NotImplementedError("encode_vision_to_input() is not implemented")
+
+    def process_sequence_parallel_hidden_states(
+        self, inputs_embeds: Tensor, seq_length: int, active_block_table: Any = None
+    ) -> Tensor:
+        """Hook: what becomes of the embeddings [B, S, hidden] before the first layer. Here they stay as they are."""
+        return inputs_embeds
 
     def set_none_if_empty(self, param: Any) -> Any:
         """None for a tensor without elements: how an absent optional argument arrives."""
@@ -260,7 +267,10 @@ class NeuronBaseModel(AttentionMasks):
             )
         if self.attention_chunk_size and not self.has_mixed_attn:
             attention_mask, local_attn_mask = local_attn_mask, None
-        hidden_states, cos_cache, sin_cache, residual = inputs_embeds, None, None, None
+        hidden_states = self.process_sequence_parallel_hidden_states(
+            inputs_embeds, length, kwargs.get("active_block_table")
+        )
+        cos_cache, sin_cache, residual = None, None, None
         new_key_values: tuple[Any, ...] = ()
         for idx, layer in enumerate(self.layers):
             outputs = layer(

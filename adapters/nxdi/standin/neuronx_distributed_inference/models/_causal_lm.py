@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from neuronx_distributed._standin.missing import refuse_overrides
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -31,6 +32,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        refuse_overrides(self, NeuronBaseForCausalLM, "_construct_output_with_tokens_and_logits")
         served = self.neuron_config
         self.text_config = self.config.get_text_config()
         self.vocab_size = self.text_config.vocab_size

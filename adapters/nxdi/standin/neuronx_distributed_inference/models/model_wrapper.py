@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed._standin.missing import attribute_hook, refuse, refuse_overrides
 from torch import Tensor, nn
 
 from neuronx_distributed_inference.models.config import InferenceConfig
@@ -44,6 +44,7 @@ class ModelWrapper(nn.Module):
         model_init_kwargs: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        refuse_overrides(self, ModelWrapper, "_process_args", "_pad_helper", "convert_int64_to_int32")
         if pipeline_execution:
             refuse("ModelWrapper(pipeline_execution=True)")
         self.config, self.neuron_config = config, config.neuron_config

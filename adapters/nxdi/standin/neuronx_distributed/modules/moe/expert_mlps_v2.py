@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed._standin.missing import attribute_hook, refuse, refuse_overrides
 from neuronx_distributed.modules.moe.experts import Experts
 from neuronx_distributed.modules.moe.model_utils import (
     ACT2FN,
@@ -22,6 +22,16 @@ from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers._parameter import SPMDRank
 
 __getattr__ = attribute_hook(__name__)
+
+
+# The stack's own steps, which are taken in one place here.
+_NOT_CALLED = (
+    "initialize_mlp_op",
+    "setup_all_experts",
+    "mask_padding_tokens",
+    "get_blockwise_expert_and_token_mapping",
+    "torch_blockwise_matmul_inference",
+)
 
 
 class ExpertMLPsV2(nn.Module):
@@ -53,6 +63,7 @@ class ExpertMLPsV2(nn.Module):
         enabled_hybrid_sharding: bool = False,
     ) -> None:
         super().__init__()
+        refuse_overrides(self, ExpertMLPsV2, *_NOT_CALLED)
         if return_bias:
             raise NotImplementedError("Returning bias is currently unsupported for MoE")
         if enabled_hybrid_sharding:

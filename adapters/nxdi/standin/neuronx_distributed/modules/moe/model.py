@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed._standin.missing import attribute_hook, refuse, refuse_overrides
 from neuronx_distributed.modules.moe.moe_configs import MoEFusedTKGConfig
 from neuronx_distributed.modules.moe.moe_fused_tkg import MoEFusedTKG
 from neuronx_distributed.parallel_layers import mappings, parallel_state
@@ -40,6 +40,7 @@ class MoE(nn.Module):
         tkg_config: MoEFusedTKGConfig | None = None,
     ) -> None:
         super().__init__()
+        refuse_overrides(self, MoE, "_apply_shared_experts")
         for name in ("num_experts", "top_k", "hidden_size"):
             if getattr(router, name) != getattr(expert_mlps.routed_experts_mlp_config, name):
                 raise ValueError(f"Inconsistent {name} across the router and expert_mlps")

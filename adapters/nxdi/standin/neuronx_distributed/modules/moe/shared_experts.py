@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed._standin.missing import attribute_hook, refuse, refuse_overrides
 from neuronx_distributed.modules.moe.model_utils import ACT2FN
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_group
@@ -56,6 +56,7 @@ class SharedExperts(nn.Module):
         transpose_weights: bool = False,
     ) -> None:
         super().__init__()
+        refuse_overrides(self, SharedExperts, "_initialize_parallel_layers", "_forward", "_fused_activation")
         if sequence_parallel_enabled:
             refuse("SharedExperts(sequence_parallel_enabled=True)", "sequence parallelism")
         self.hidden_size, self.intermediate_size = hidden_size, intermediate_size

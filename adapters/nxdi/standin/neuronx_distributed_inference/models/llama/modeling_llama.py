@@ -131,7 +131,10 @@ class NeuronLlamaMLP(nn.Module):
             AssertionError: a norm or a residual, which only a kernel fuses.
         """
         assert rmsnorm is None and residual is None
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
+        return self._native_mlp(x, adapter_ids=adapter_ids), None
+
+    def _native_mlp(self, x: Tensor, adapter_ids: Any = None) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import torch
-from neuronx_distributed._standin.missing import attribute_hook, refuse
+from neuronx_distributed._standin.missing import attribute_hook, refuse, refuse_overrides
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed.parallel_layers.pad import get_number_of_extra_heads
@@ -199,6 +199,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             desired_sharding_strategy,
             tensor_model_parallel_group,
         )
+        refuse_overrides(self, GroupQueryAttention_QKV, "_native_qkv_forward", "_split_fused_qkv")
         for flag, value in (
             ("sequence_parallel_enabled", sequence_parallel_enabled),
             ("qkv_kernel_enabled", qkv_kernel_enabled),

@@ -58,31 +58,73 @@ def infer_sampling_params(params: Tensor) -> Tensor:
 
 
 class Sampler(nn.Module):
-    """The token of each row: the largest logit of [rows, vocabulary of this rank].
+    """The token of each row of logits [rows, vocabulary of this rank]: the largest, or one drawn from the best.
+
+    Sampling: the `global_topk` largest (all, for 0), of which a row's top_k and top_p leave some; drawn in the order of
+    their size at 0.5 (`deterministic`) or at a uniform number.
 
     Raises:
-        StandInRefused: built with sampling on.
+        StandInRefused: sampling where the vocabulary is not whole (not on the CPU), or by a kernel.
     """
+
+    IGNORED_LOGITS_VALUE = -3000
 
     def __init__(self, neuron_config: Any, do_sample: bool | None = None) -> None:
         super().__init__()
         config = neuron_config.on_device_sampling_config
-        assert config is not None, "on device configs is not initialized"
-        self.neuron_config = neuron_config
+        self.on_device_sampling = config is not None
+        assert self.on_device_sampling, "on device configs is not initialized"
+        self.neuron_config, self.is_medusa = neuron_config, False
         self.do_sample = config.do_sample if do_sample is None else do_sample
-        if self.do_sample or config.dynamic:
-            refuse("OnDeviceSamplingConfig(do_sample=True or dynamic=True)")
+        self.dynamic, self.deterministic, self.global_topk = config.dynamic, config.deterministic, config.global_topk
+        self.top_k_kernel_enabled = config.top_k_kernel_enabled
+        if (self.do_sample or self.dynamic) and not neuron_config.on_cpu:
+            refuse("OnDeviceSamplingConfig(do_sample=True or dynamic=True) without on_cpu=True")
 
     def forward(
         self, token_logits: Tensor, sampling_params: Any, return_values: bool = False, rank_id: Any = None
     ) -> Any:
-        """Token ids [rows]; with `return_values`, ids and ones."""
-        group = None if self.neuron_config.on_cpu else parallel_state.get_tensor_model_parallel_group()
-        whole = token_logits if group is None else mappings._gather_along_last_dim(token_logits, group)
-        tokens = torch.argmax(whole, dim=-1)
+        """Token ids [rows]. With `return_values`: sampling gives the kept ids and their probabilities, and the largest
+        of a vocabulary that is not on the CPU comes with ones."""
+        if self.do_sample or self.dynamic:
+            return self._sample(token_logits, *sampling_params.unbind(1), return_values=return_values)
+        if self.neuron_config.on_cpu:
+            return torch.argmax(token_logits, dim=-1)
+        group = parallel_state.get_tensor_model_parallel_group()
+        tokens = torch.argmax(mappings._gather_along_last_dim(token_logits, group), dim=-1)
         return (tokens, torch.ones(tokens.shape, dtype=token_logits.dtype)) if return_values else tokens
+
+    def _sample(self, logits: Tensor, top_k: Tensor, top_p: Tensor, temperature: Tensor, *, return_values: bool) -> Any:
+        top_k, top_p, temperature = (
+            value.reshape(-1, *[1] * (logits.dim() - 1)) for value in (top_k, top_p, temperature)
+        )
+        if self.global_topk > 0:
+            kept, ids = torch.topk(logits, self.global_topk, dim=-1)
+        else:
+            kept, ids = torch.sort(logits, dim=-1, descending=True)
+        place = torch.arange(kept.shape[-1], device=kept.device)
+        kept = kept.masked_fill(place >= top_k, self.IGNORED_LOGITS_VALUE)
+        if self.dynamic or bool((temperature != 1.0).any()):
+            kept = kept / temperature
+        if self.dynamic or bool((top_p < 1.0).any()):
+            summed = torch.cumsum(kept.softmax(-1), dim=-1)
+            # At least the first; a limit below the smallest sum of the whole batch is raised to it.
+            beyond = (summed > torch.maximum(summed.min(), top_p)) & (place > 0)
+            kept = kept.masked_fill(beyond, self.IGNORED_LOGITS_VALUE)
+        probabilities = kept.softmax(-1)
+        if return_values:
+            return ids, probabilities
+        summed = torch.cumsum(probabilities, dim=-1)
+        summed = summed / summed[..., -1:]
+        summed[..., -1:] = 1
+        shape = (*summed.shape[:1], *[1] * (summed.dim() - 1))
+        drawn = torch.full(shape, 0.5) if self.deterministic else torch.rand(shape, dtype=summed.dtype)
+        return torch.gather(ids, -1, (drawn > summed).sum(-1, keepdim=True)).flatten()
 
 
 def create_sampler(neuron_config: Any, lm_head_tp_degree: int | None = None, do_sample: bool | None = None) -> Sampler:
-    """The sampler of a configuration."""
+    """The sampler of a configuration. On a CPU rows are never dealt to ranks, whatever `sampling_dp_degree` says."""
+    config = neuron_config.on_device_sampling_config
+    if config and config.sampling_dp_degree > 1 and not neuron_config.on_cpu:
+        refuse(f"OnDeviceSamplingConfig(sampling_dp_degree={config.sampling_dp_degree})")
     return Sampler(neuron_config, do_sample)
