@@ -147,7 +147,8 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         blind_spots=[
             f"device class untested: {item.where} runs {item.cpu_class} here and {item.device_class} on the device"
             for item in divergences
-        ],
+        ]
+        + [f"adapted to be run: {note}" for note in provenance.load.notes],
         inputs=mapping_file,
     )
 

@@ -44,6 +44,11 @@ class _Trees:
         parameters = dict(self.source.named_parameters(remove_duplicate=False))
         return parameters[tensor].shape[0] if tensor in parameters and parameters[tensor].dim() else 0
 
+    def width(self, tensor: str) -> int:
+        """Columns of a source parameter; 0 where the source has no such matrix."""
+        parameters = dict(self.source.named_parameters(remove_duplicate=False))
+        return parameters[tensor].shape[1] if tensor in parameters and parameters[tensor].dim() == 2 else 0
+
     def source_tensors(self, path: str) -> set[str]:
         """Names of the source's parameters below `path`."""
         return {name for name, _ in self.source.named_parameters() if name.startswith(path + ".")}
@@ -171,6 +176,9 @@ def _alignment(trees: _Trees, tensor: TensorProvenance) -> str:
         # a part alone: rows of a whole tensor in another order are a fault until the module around proves otherwise
         if len(set(rows)) == len(rows) < trees.height(tensor.sources[0]):
             return _part(rows)
+    columns = tensor.column_map or ()
+    if columns and len(set(columns)) == len(columns) < trees.width(tensor.sources[0]):
+        return _part(columns)  # a transposed weight (Conv1D) has its output channels in columns
     return _replication(tensor)
 
 

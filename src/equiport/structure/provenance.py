@@ -44,7 +44,8 @@ class TensorProvenance:
     """The origin of one target tensor.
 
     `sources` in order of first appearance along dim 0. `row_map`: for each row of a tensor whose rows are whole rows
-    of sources, (index into `sources`, source row); None otherwise.
+    of sources, (index into `sources`, source row); None otherwise. `column_map`: for each row of a tensor whose rows
+    are whole columns of one source (a transposed weight, or a part of one), that column.
     """
 
     target: str
@@ -53,6 +54,7 @@ class TensorProvenance:
     shape: tuple[int, ...]
     row_map: tuple[tuple[int, int], ...] | None = None
     note: str = ""
+    column_map: tuple[int, ...] | None = None
 
     def describe(self) -> str:
         """One line for the mapping's reasoning."""
@@ -222,7 +224,9 @@ def _decode(name: str, identity: Tensor, row: Tensor, column: Tensor, names: lis
     rows = row.long().numpy().reshape(shape)
     columns = column.long().numpy().reshape(shape)
     row_map = _row_map(order.reshape(shape), rows, columns, present)
-    return TensorProvenance(name, _origin(row_map, rows, columns, len(present)), sources, shape, row_map)
+    column_map = _column_map(rows, columns) if row_map is None and len(present) == 1 else None
+    origin = _origin(row_map, rows, columns, len(present))
+    return TensorProvenance(name, origin, sources, shape, row_map, column_map=column_map)
 
 
 def _solve_affine(tensor: TensorProvenance, arrived: _Arrived, again: Tensor, names: list[str]) -> TensorProvenance:
@@ -260,6 +264,13 @@ def _row_map(
         (place[int(source)], int(source_row))
         for source, source_row in zip(flat_order[:, 0], flat_rows[:, 0], strict=True)
     )
+
+
+def _column_map(rows: np.ndarray, columns: np.ndarray) -> tuple[int, ...] | None:
+    """Which column of the source each row is, when every row is a whole one."""
+    if rows.ndim != 2 or not (rows == np.arange(rows.shape[1])[None]).all() or not (columns == columns[:, :1]).all():
+        return None
+    return tuple(int(column) for column in columns[:, 0])
 
 
 def _origin(row_map: tuple[tuple[int, int], ...] | None, rows: np.ndarray, columns: np.ndarray, count: int) -> Origin:
