@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from equiport.cli import bench_audit, bench_families, bench_fidelity, bench_portbugs
+from equiport.cli import bench_audit, bench_families, bench_fidelity, bench_portbugs, bench_ports
 
 HELP = "Figures over many ports: tables on the screen, and JSON with --output."
 
@@ -12,6 +12,7 @@ app = typer.Typer(help=HELP, no_args_is_help=True, add_completion=False, rich_ma
 app.command("audit", help=bench_audit.HELP)(bench_audit.audit)
 app.command("families", help=bench_families.HELP)(bench_families.families)
 app.command("fidelity", help=bench_fidelity.HELP)(bench_fidelity.fidelity)
+app.command("ports", help=bench_ports.HELP)(bench_ports.bench_ports)
 app.command("portbugs", help=bench_portbugs.HELP)(bench_portbugs.portbugs)
 
 

@@ -148,7 +148,7 @@ def _changes(config: dict[str, Any]) -> Iterator[_Change]:
     for name in dict.fromkeys(_leaves(config)):
         changed = copy.deepcopy(config)
         if name not in _NEVER and _replace(changed, name):
-            kind = "config switch" if isinstance(_first(config, name), bool) else "config key"
+            kind = "config switch" if isinstance(_first(config, name), (bool, str)) else "config key"
             yield _Change(name, changed, kind)
 
 

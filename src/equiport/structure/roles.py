@@ -38,9 +38,11 @@ def component_type(target: nn.Module, entry: MappingEntry) -> str:
     """The kind that thresholds and reports group by: norm, embedding, linear, rotary, mlp, attention, lm_head ..."""
     name = entry.target[0].split(".")[-1].lower()
     cls = type(target.get_submodule(entry.instances()[0][1][0])).__name__.lower()
-    for kind, marks in _TYPES:
-        if any(mark in name or mark in cls for mark in marks):
-            return kind
+    # the name first: a class may tell what it does besides (a normalized embedding)
+    for words in (name, cls):
+        for kind, marks in _TYPES:
+            if any(mark in words for mark in marks):
+                return kind
     return "decoder_layer" if name == "{i}" else "module"
 
 

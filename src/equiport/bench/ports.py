@@ -1,0 +1,88 @@
+"""Ports that nobody here wrote, each through `equiport validate` against its HF counterpart, tiny and perturbed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from equiport.bench.commands import run_equiport
+from equiport.bench.fidelity import identity, port_files
+from equiport.bench.port_table import ENDED, PortTable, PortVerdict, read_verdict
+from equiport.errors import EquiportError
+from equiport.experiment import Experiment
+from equiport.experiment.atomic import write_text
+from equiport.experiment.config import CONFIG_NAME
+from equiport.intake.inspection import inspect_port
+from equiport.intake.source import source_folder
+
+
+@dataclass(frozen=True)
+class PortsBench:
+    """What to run. `tree`: folder of ports, `<name>/src/modeling_*.py`. `ports`: names or patterns; empty: all.
+
+    `sources`: the real packages' source folders by environment variable; empty: the stand-in. `models`: a folder whose
+    `<name>/config.json` says what the counterpart of that port is. `work`: where models and experiments stay; None: a
+    temporary folder. `jobs`: ports side by side.
+    """
+
+    tree: Path
+    sources: Mapping[str, str]
+    ports: tuple[str, ...] = ()
+    models: Path | None = None
+    work: Path | None = None
+    jobs: int = 1
+
+
+def run_ports(bench: PortsBench, say: Callable[[PortVerdict], None] = lambda _: None) -> PortTable:
+    """Inspect and validate each port; `say` is told each row when it is there.
+
+    Raises:
+        EquiportError: the tree holds no ports, or none of a name that was given.
+    """
+    files = port_files(bench.tree, bench.ports)
+    kept = nullcontext(str(bench.work)) if bench.work else tempfile.TemporaryDirectory(prefix="equiport-ports-")
+    with kept as root, ThreadPoolExecutor(bench.jobs) as pool:
+        work = Path(root).absolute()
+        rows: dict[Path, PortVerdict] = {}
+        waiting = {pool.submit(_validated, file, work, bench): file for file in files}
+        for done in as_completed(waiting):
+            rows[waiting[done]] = done.result()
+            say(rows[waiting[done]])
+    versions = {name: metadata.version(name) for name in ("torch", "transformers")}
+    return PortTable(tree=identity(bench.tree), versions=versions, rows=tuple(rows[file] for file in files))
+
+
+def _validated(file: Path, work: Path, bench: PortsBench) -> PortVerdict:
+    """One port, whatever becomes of it: bad input and open questions are rows too."""
+    clock, folder = time.monotonic(), work / file.parents[1].name / file.stem
+    name = f"{file.parents[1].name}/{file.stem.removeprefix('modeling_')}"
+    row = PortVerdict(port=name, kind="", model_type="", verdict=ENDED[2])
+    try:
+        given = bench.models / file.parents[1].name / "config.json" if bench.models else None
+        seen = inspect_port(file, model=given if given and given.is_file() else None)
+        row = row.model_copy(update={"kind": seen.kind.value, "model_type": seen.model_type or ""})
+        if seen.obstacle or seen.classes is None or seen.tiny is None:
+            return row.model_copy(update={"said": seen.obstacle or "; ".join(seen.not_validated)})
+        model, exp = folder / "model", folder / "exp"
+        if not (model / "config.json").is_file():
+            source_folder(seen, model)
+    except EquiportError as error:
+        verdict = ENDED.get(int(error.exit_code), ENDED[2])
+        return row.model_copy(update={"verdict": verdict, "said": error.line()})
+    classes = seen.classes
+    command = ["validate", "--port", str(file), "--model", str(model), "--out", str(exp), "--through", "6", "--quiet"]
+    command += ["--inner-class", classes.inner, "--causal-class", classes.causal, "--config-class", classes.config]
+    ended = run_equiport(command, bench.sources)
+    said = ended.stdout + ended.stderr
+    write_text(folder / "validate.log", said)
+    last = next((line for line in reversed(said.splitlines()) if line.strip()), "")
+    row = row.model_copy(update={"seconds": round(time.monotonic() - clock, 1), "said": last})
+    if ended.returncode in ENDED and "report:" not in said or not (exp / CONFIG_NAME).is_file():
+        return row.model_copy(update={"verdict": ENDED.get(ended.returncode, "CRASH")})
+    return read_verdict(row, Experiment.open(exp))
