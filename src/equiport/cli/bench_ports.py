@@ -19,8 +19,8 @@ Examples:
   equiport bench ports --nxdi-src NXDI --nxd-src NXD --ports gemma-2-9b --ports "OLMo*"
 
 Ports are those of contrib/models beside NXDI, or of --tree (`<name>/src/modeling_*.py`). Counterparts are tiny, their
-weights drawn; --models DIR: `DIR/<name>/config.json` says what a port's counterpart is where the port does not. With the
-real packages' sources (transformers 4.57.*) the ports run on them, else on the stand-in. With --work a second run
+weights drawn; --models DIR: `DIR/<name>/config.json` says what its counterpart is where a port does not. With
+the real packages' sources (transformers 4.57.*) they run on them, else on the stand-in. With --work a second run
 resumes. Exit 0 when every port has its row, whatever it says; 2 bad input.
 """
 
