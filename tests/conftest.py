@@ -40,7 +40,7 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(os, "_exit", lambda code: None)  # commands end hard where torch is loaded; SystemExit follows
 
     def run(command: str, *arguments: object) -> Ran:
-        is_verb = command in ("audit", "validate", "report", "doctor")
+        is_verb = command in ("audit", "inspect", "validate", "report", "doctor")
         module = import_module("equiport.cli" if is_verb else f"equiport.cli.{command}")
         words = [command, *map(str, arguments)] if is_verb else list(map(str, arguments))
         monkeypatch.setattr(sys, "argv", [f"run_{command}.py", *words])
