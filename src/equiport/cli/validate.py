@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from equiport.cli.entry import run_command
-from equiport.cli.flags import Debug, Force, Quiet, ThresholdsFile
+from equiport.cli.flags import Debug, Force, NxdiSource, NxdSource, Quiet, ThresholdsFile, use_sources
 from equiport.warm import FOR_STAGES, warm_server
 
 HELP = """Validate a port: run the stages in order, resume what is done, write EQUIVALENCE_REPORT.md.
@@ -18,6 +18,7 @@ Examples:
   equiport validate --port modeling_x.py --out EXP_DIR    (a tiny model by the counterpart's default config)
   equiport validate EXP_DIR
   equiport validate EXP_DIR --from 2
+  equiport validate EXP_DIR --nxdi-src NXDI --nxd-src NXD    (on the real packages in CPU mode; stamped in the results)
 
 Exit 0 only on PASS; 1 FAIL, 2 bad input, 3 inconclusive or a question open, 4 incomplete.
 """
@@ -45,10 +46,13 @@ def validate(
     debug: Debug = False,
     quiet: Quiet = False,
     seed: Annotated[int | None, typer.Option(help="Seed of tokens and weights. [default: 42]")] = None,
+    nxdi_src: NxdiSource = None,
+    nxd_src: NxdSource = None,
 ) -> None:
     """Run the stages that are not done."""
 
     def action() -> int:
+        use_sources(nxdi_src, nxd_src)
         warm_server(FOR_STAGES).start()  # its imports go on beside ours
         from equiport.pipeline import PortGiven, open_or_make, run_pipeline
 
