@@ -1,4 +1,4 @@
-"""`equiport inspect` prints what a port is and writes an experiment; `equiport validate` runs without a model folder."""
+"""`equiport inspect` says what a port is and makes an experiment; `equiport validate` runs without a model folder."""
 
 from __future__ import annotations
 

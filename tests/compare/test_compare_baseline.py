@@ -91,3 +91,23 @@ def test_named_linears_are_split_and_restored() -> None:
 def test_what_cannot_be_split_is_refused(degree: int, names: list[str] | None) -> None:
     with pytest.raises(EquiportError), split_reduction(Block(), degree, names):
         pytest.fail("not refused")
+
+
+def test_a_conv1d_is_a_linear_with_its_weight_turned() -> None:
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(3)
+    turned = Conv1D(6, 8)
+    with torch.no_grad():
+        turned.bias.normal_()
+    turned = turned.to(torch.bfloat16)
+    inputs = torch.randn(5, 8).to(torch.bfloat16)
+    with split_reduction(turned, 1):
+        apart = turned(inputs)
+    assert torch.equal(apart, (inputs @ turned.weight) + turned.bias)
+    with split_reduction(turned, 2):
+        halves = turned(inputs)
+    expected = (inputs[:, :4] @ turned.weight[:4]) + (inputs[:, 4:] @ turned.weight[4:]) + turned.bias
+    assert torch.equal(halves, expected)
+    with pytest.raises(EquiportError), split_reduction(turned, 3):
+        pass

@@ -80,7 +80,7 @@ EVIDENCE = {
     "the README's class": (decoder("Abc"), "An implementation of `ArceeForCausalLM`.", "arcee"),
     "the README's line": (decoder("Afm"), "- **Architecture:** Arcee (similar to LLaMA)", "arcee"),
     "names and text disagree, the README settles": (
-        decoder("Glm4", '# model_type="glm4", other than model_type="glm"'), "- **Architecture:** Glm4ForCausalLM", "glm4",
+        decoder("Glm4", '# model_type="glm4", other than model_type="glm"'), "Architecture: Glm4ForCausalLM", "glm4",
     ),
 }  # fmt: skip
 

@@ -129,3 +129,28 @@ def test_a_class_named_alike_is_not_taken(tmp_path: Path) -> None:
 
 def test_classes_that_derive_from_each_other_end(tmp_path: Path) -> None:
     assert found(tmp_path, PLAIN + "class A(B): pass\nclass B(A): pass\n") == ("XModel", "XForCausalLM", "XConfig")
+
+
+LIBRARY = """
+from neuronx_distributed_inference.models.config import InferenceConfig
+from neuronx_distributed_inference.models.mixtral.modeling_mixtral import NeuronMixtralForCausalLM as Base
+class MyConfig(InferenceConfig): pass
+class NeuronMixtralForCausalLM(Base):
+    @classmethod
+    def get_config_cls(cls):
+        return MyConfig
+"""
+
+
+def test_the_inner_class_of_a_library_model(tmp_path: Path) -> None:
+    assert found(tmp_path, LIBRARY) == ("NeuronMixtralModel", "NeuronMixtralForCausalLM", "MyConfig")
+
+
+def test_the_stacks_own_config_where_the_port_has_none(tmp_path: Path) -> None:
+    source = PLAIN.replace("class XConfig(InferenceConfig): pass", "")
+    assert found(tmp_path, source) == ("XModel", "XForCausalLM", "InferenceConfig")
+
+
+def test_a_config_class_that_is_returned_but_defined_nowhere(tmp_path: Path) -> None:
+    source = PLAIN + "    @classmethod\n    def get_config_cls(cls):\n        return XConfigOfAnotherName\n"
+    assert found(tmp_path, source) == ("XModel", "XForCausalLM", "XConfig")

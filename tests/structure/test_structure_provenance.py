@@ -88,3 +88,17 @@ def test_folded_norm_offset_is_seen(tmp_path: Path) -> None:
     for name in ("a.w", "b.w"):
         tensor = found.of(name)
         assert tensor is not None and tensor.origin is not Origin.COPIED and tensor.origin is not Origin.CONSTANT
+
+
+def test_parts_of_a_transposed_tensor_tell_their_columns(tmp_path: Path) -> None:
+    def convert(s: State) -> State:
+        return {
+            "part.w": s["o"].t()[2:5].contiguous(),
+            "whole.w": s["o"].t().contiguous(),
+            "rows.w": s["o"][2:4].clone(),
+            "mixed.w": torch.cat([s["o"].t()[:4, :3], s["o"].t()[4:, 3:]]),
+        }
+
+    found = provenance_of(tmp_path / "m", SHAPES, convert)
+    columns = {tensor.target: tensor.column_map for tensor in found.tensors}
+    assert columns == {"part.w": (2, 3, 4), "whole.w": tuple(range(8)), "rows.w": None, "mixed.w": None}
