@@ -3,6 +3,7 @@
 #
 # Everything lives in a virtual environment of its own; nothing else is needed than Python and a package index.
 #   TRANSFORMERS=4.57.6   the version NxD Inference pins (environment in .venv-4.57.6)
+#   SLOW=1                `make test` runs the slow tests too (whole ports by agents, trained weights), as CI does
 #   JOBS=4                test files side by side (default 2)
 #   PYTHON=python3.12     another interpreter          PIP_FLAGS="..."   handed to every pip install
 
@@ -44,7 +45,7 @@ demo: $(READY) $(RUNS)/model/config.json
 	$(BIN)/equiport audit $(RUNS)/port
 
 test: $(READY)
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SLOW),,-m "not slow") $(PYTEST_FLAGS)
 
 lint: $(READY)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -19,9 +19,7 @@ from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.frame import Subject
 
-from .families import FAMILIES, VARIANTS, judge, logits_error, make_model
-
-_NOT_IN_4 = {"stablelm parallel, head norms": "its initialisation zeroes a bias that head norms lack"}
+from .families import FAMILIES, VARIANTS, cannot_build, judge, logits_error, make_model
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ def family(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped
     made: dict[str, Made] = {}
 
     def make(name: str) -> Made:
-        if transformers.__version__.startswith("4.") and name in _NOT_IN_4:
-            pytest.skip(f"transformers {transformers.__version__} cannot build it: {_NOT_IN_4[name]}")
+        if cannot_build(name):
+            pytest.skip(f"transformers {transformers.__version__} cannot build it: {cannot_build(name)}")
         if name not in made:
             root = tmp_path_factory.mktemp("family")
             model = make_model(name, root)
