@@ -1,4 +1,7 @@
-"""One rank of a served Llama: `ranks.py tier tp_degree folder out`, with RANK, WORLD_SIZE and the address set."""
+"""One rank of a served Llama, then of a mixture of experts.
+
+`ranks.py tier tp_degree folder out`, with RANK, WORLD_SIZE and the address set.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,9 @@ def main(tier: str, tp_degree: str, folder: str, out: str) -> None:
     torch.set_num_threads(1)
     os.environ["NXD_CPU_MODE"] = "1"
     put_on_path(tier)
+    from cases_hub import folder as hub_folder
+    from cases_hub import hub
+    from neuronx_distributed.parallel_layers import parallel_state
     from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaForCausalLM
     from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
     from sessions import session
@@ -33,6 +39,14 @@ def main(tier: str, tp_degree: str, folder: str, out: str) -> None:
     model.to_cpu()
     with torch.no_grad():
         found = session(model, steps=2)
+        # A process serves one model at a time: the groups are made anew, elsewhere.
+        torch.distributed.barrier()
+        parallel_state.destroy_model_parallel()
+        torch.distributed.destroy_process_group()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        blocks = {"blockwise_matmul_config": {"block_size": 4}}
+        experts = hub("qwen3_moe", hub_folder("qwen3_moe"), started=True, tp_degree=int(tp_degree), **blocks)
+        found.update({f"moe {step}": value for step, value in session(experts, steps=2).items()})
     if os.environ["RANK"] == "0":
         torch.save(found, out)
 

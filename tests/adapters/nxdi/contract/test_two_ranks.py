@@ -63,11 +63,12 @@ def test_two_ranks_compute_what_one_does(two: dict[str, Tensor], checkpoint: Pat
     assert two.keys() == one.keys()
     for key, value in two.items():
         assert relative_l2(value[..., :-1], one[key][..., :-1]) < 1e-5, key
+    assert sum(key.startswith("moe") for key in two) == 3
 
 
 def test_the_last_token_of_a_padded_vocabulary_is_masked(two: dict[str, Tensor]) -> None:
     """As on the real stack: the head cuts its padding off, and then as many real tokens are masked."""
-    for value in two.values():
+    for value in (value for key, value in two.items() if not key.startswith("moe")):
         assert value.shape[-1] == 61
         assert bool((value[..., -1] == torch.finfo(torch.float32).min).all())
 
@@ -78,4 +79,5 @@ def test_two_ranks_answer_as_the_real_stack(two: dict[str, Tensor], checkpoint: 
     assert two.keys() == real.keys()
     for key, value in two.items():
         assert relative_l2(value[..., :-1], real[key][..., :-1]) <= 1e-6, key
-        assert torch.equal(value[..., -1], real[key][..., -1]), key
+        # a masked column, or one of a head that is not padded
+        assert torch.equal(value[..., -1], real[key][..., -1]) or relative_l2(value, real[key]) <= 1e-6, key
