@@ -90,8 +90,8 @@ def open_or_make(exp_dir: Path | None, given: PortGiven, through: int | None) ->
             remedy="Give EXP_DIR, or --port PORT.py --out EXP_DIR, and --model HF_DIR.",
         )
     assert given.port and given.out
-    stack = detect_stack(given.port, given.stack)
     inspected = None if _is_folder(given.model) else _inspected(given)
+    stack = detect_stack(given.port, given.stack)
     classes = inspected.classes if inspected else _classes(given)
     assert classes is not None
     if given.thresholds:

@@ -183,7 +183,7 @@ def two_causal_classes(world: World) -> None:
 @pytest.mark.parametrize(
     ("prepare", "flags", "code", "words"),
     [
-        (None, [], 2, ["--port, --model, --out missing"]),
+        (None, [], 2, ["--port, --out missing", "--model HF_DIR"]),
         (None, ["{exp}", "--port", "{port}"], 2, ["exclude one another", "--port"]),
         (None, ["{exp}", "--seed", "3"], 2, ["exclude one another", "--seed"]),
         (None, ["{exp}", "--thresholds", "t.json"], 2, ["exclude one another", "--thresholds"]),
