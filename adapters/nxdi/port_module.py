@@ -33,6 +33,7 @@ def import_port(modeling_file: str | Path) -> ModuleType:
         name, root = f"{root.name}.{name}", root.parent
         while (root / "__init__.py").is_file():
             name, root = f"{root.name}.{name}", root.parent
+        _make_room(root / name.partition(".")[0])
     for folder in (str(root), str(path.parent)):
         if folder in sys.path:
             sys.path.remove(folder)
@@ -105,12 +106,17 @@ def _enter_own_package(path: Path, imported: list[str]) -> None:
         package, root = root, root.parent
     else:
         return
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == package.name and not _belongs(module, package):
-            del sys.modules[name]
+    _make_room(package)
     if str(root) in sys.path:
         sys.path.remove(str(root))
     sys.path.insert(0, str(root))
+
+
+def _make_room(package: Path) -> None:
+    """Forget modules of a package of this name that lies elsewhere."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == package.name and not _belongs(module, package):
+            del sys.modules[name]
 
 
 def _is_module(target: Path) -> bool:

@@ -121,7 +121,13 @@ def test_siblings_by_the_name_of_the_folder(adapter: StackAdapter, plain_folder:
         shutil.copy(PORT, folder / "modeling_own.py")
         with (folder / "modeling_own.py").open("a") as opened:
             opened.write("\nfrom src.settings import MARK\n")
-    for mark in ("one", "two", "one"):
+    for mark in ("three", "four"):
+        folder = tmp_path / mark / "src"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        (folder / "settings.py").write_text(f"MARK = {mark!r}\n")
+        (folder / "modeling_own.py").write_text("from .settings import MARK\n")
+    for mark in ("one", "two", "three", "four", "one"):
         assert mark == adapter.import_port(tmp_path / mark / "src" / "modeling_own.py").MARK
 
 
