@@ -30,7 +30,8 @@ def settle_boundaries(
       first layer, or from the head's input to the logits;
     - it fails where what is around it was run too, in prefill and decode: not on ids or positions of its own;
     - every failing instance of it is off in fp32 by at least 1e4 times the worst of what is around it, or has another
-      shape. A fault inside a module that passes as a whole would have to leave no trace in it.
+      shape: a fault inside a module that passes as a whole would have to leave no trace in it. Or none fails, and it
+      only rounds to bf16 what its source leaves in fp32.
     """
     by_component: dict[str, list[ComponentRow]] = defaultdict(list)
     for row in rows:
@@ -40,7 +41,7 @@ def settle_boundaries(
         if not any(row.verdict is Verdict.FAIL for row in own):
             continue
         bad = [item for item in instances if item.component == component and item.excess > 1]
-        if not bad or any(item.phase not in _RUN for item in bad):
+        if any(item.phase not in _RUN for item in bad) or not (bad or _only_rounded(own)):
             continue
         for around in _around(component, mapping):
             limit = _worst_around(by_component.get(around, []), {row.fixture for row in own})
@@ -53,6 +54,12 @@ def settle_boundaries(
         else row
         for row in rows
     ]
+
+
+def _only_rounded(rows: Sequence[ComponentRow]) -> bool:
+    """Exact in fp32, and in bf16 within a unit in the last place of what its source leaves in fp32 (rotary tables):
+    whether that is too coarse is for the bf16 gate of what is around it to say."""
+    return all(row.exact == row.comparisons and row.r32_worst is not None for row in rows)
 
 
 def _around(component: str, mapping: ComponentMapping) -> list[str]:

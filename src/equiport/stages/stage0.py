@@ -277,9 +277,11 @@ def _crossed_reasons(mapping: ComponentMapping) -> list[Reason]:
     for entry in mapping.components:
         if any("{" in path for path in (*entry.source, *entry.target)):
             continue
-        numbers = {side: {_numbers(path) for path in getattr(entry, side)} for side in ("source", "target")}
-        both = numbers["source"] | numbers["target"]
-        if len(both) > 1 and () not in both:
+        sources, targets = ([_numbers(path) for path in side] for side in (entry.source, entry.target))
+        # experts that a target stacks have a number more, behind the layer's
+        if any(
+            number[: len(other)] != other[: len(number)] for number in sources for other in (*targets, *sources[:1])
+        ):
             reasons.append(
                 Reason(
                     "WRONG_LAYER", f"was made from the weights of {', '.join(entry.source)}", ", ".join(entry.target)
