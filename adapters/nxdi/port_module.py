@@ -16,6 +16,8 @@ from equiport.stacks.source_reading import read_source
 
 from .old_names import adapt_old_names
 
+_ENTERED: set[str] = set()  # folders of ports on sys.path
+
 
 def import_port(modeling_file: str | Path) -> ModuleType:
     """The module of a modeling file. Its folder is put on sys.path; a file with relative imports is imported through
@@ -35,9 +37,7 @@ def import_port(modeling_file: str | Path) -> ModuleType:
             name, root = f"{root.name}.{name}", root.parent
         _make_room(root / name.partition(".")[0])
     for folder in (str(root), str(path.parent)):
-        if folder in sys.path:
-            sys.path.remove(folder)
-        sys.path.insert(0, folder)
+        _enter(folder)
     loaded = sys.modules.get(name)
     if loaded is not None and _file_of(loaded) == path:
         return loaded
@@ -107,13 +107,24 @@ def _enter_own_package(path: Path, imported: list[str]) -> None:
     else:
         return
     _make_room(package)
-    if str(root) in sys.path:
-        sys.path.remove(str(root))
-    sys.path.insert(0, str(root))
+    _enter(str(root))
+
+
+def _enter(folder: str) -> None:
+    """Put a port's folder in front of sys.path."""
+    if folder in sys.path:
+        sys.path.remove(folder)
+    sys.path.insert(0, folder)
+    _ENTERED.add(folder)
 
 
 def _make_room(package: Path) -> None:
-    """Forget modules of a package of this name that lies elsewhere."""
+    """Forget modules of a package of this name that lies elsewhere, and the folders through which ports brought it: a
+    package with an __init__.py anywhere on the path is found before one without.
+    """
+    for folder in [entry for entry in _ENTERED if entry in sys.path and entry != str(package.parent)]:
+        if (Path(folder) / package.name).is_dir():
+            sys.path.remove(folder)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package.name and not _belongs(module, package):
             del sys.modules[name]
