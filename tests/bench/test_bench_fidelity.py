@@ -27,12 +27,14 @@ real_packages = pytest.mark.skipif(
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A port that runs, one that fails while it is made, one without a counterpart, and a folder that is no port."""
+    """A port that runs, one that fails while it is made, one that calls a kernel where there is one, one without a
+    counterpart, and a folder that is no port."""
     root = tmp_path / "ports"
     text = EXAMPLE_PORT.read_text("utf-8")
     for name, port in {
         "good": text,
         "broken": text.replace("def init_model(self", "def init_model_not(self"),
+        "kernel": _calling_a_kernel(text),
         "nothing": "x = 1\n",
     }.items():
         folder = root / name / "src"
@@ -40,6 +42,16 @@ def tree(tmp_path: Path) -> Path:
         (folder / EXAMPLE_PORT.name).write_text(port, "utf-8")
     (root / "empty").mkdir()
     return root
+
+
+def _calling_a_kernel(port: str) -> str:
+    """The port with an activation by a kernel of a closed package; a plain one where that is not importable."""
+    imported = "try:\n    from nkilib.core.act import silu\nexcept ImportError:\n    silu = None\n"
+    changed = port.replace("\n\nclass LlamaNeuronConfig", f"\n\n{imported}\n\nclass LlamaNeuronConfig", 1)
+    changed = changed.replace("ACT2FN[config.hidden_act]", "silu or ACT2FN[config.hidden_act]", 1)
+    changed = changed.replace("silu or ACT2FN", "silu if silu is not None else ACT2FN", 1)
+    assert changed.count("silu") == 4
+    return changed
 
 
 @pytest.fixture
@@ -64,7 +76,7 @@ def test_distances() -> None:
 
 
 def test_ports_by_name_and_pattern(tree: Path) -> None:
-    assert [file.parents[1].name for file in port_files(tree)] == ["broken", "good", "nothing"]
+    assert [file.parents[1].name for file in port_files(tree)] == ["broken", "good", "kernel", "nothing"]
     assert [file.parents[1].name for file in port_files(tree, ("g*", "nothing"))] == ["good", "nothing"]
     with pytest.raises(EquiportError, match="no port is called 'better'"):
         port_files(tree, ("good", "better"))
@@ -131,6 +143,9 @@ def test_the_same_stack_twice_and_one_that_computes_otherwise(
     assert rows["nothing"].obstacle and not rows["nothing"].tiers
     for tier in ("stand-in", "real-cpu"):
         assert rows["broken"].tiers[tier].status == "failed" and "init_model" in rows["broken"].tiers[tier].said
+    kernel = rows["kernel"].tiers["real-cpu"]
+    assert kernel.status == "refused" and kernel.phase == "logits (float32)"
+    assert "nkilib.core.act.silu was called on a tensor" in kernel.said
     assert table.passed and table.tree.startswith("content ")
 
     said = []
