@@ -140,9 +140,10 @@ def _figure(value: float) -> str:
 def _told(row: FidelityRow) -> str:
     if row.obstacle:
         return f"not run: {row.obstacle}"[:200]
-    told = [
-        f"{tier} {end.status}, {end.phase}: {end.said}"[:200] for tier, end in row.tiers.items() if end.status != "ran"
-    ]
+    stopped = [(tier, end) for tier, end in row.tiers.items() if end.status != "ran"]
+    if len({(end.status, end.phase, end.said) for _, end in stopped}) == 1 < len(stopped):
+        stopped = [("both tiers", stopped[0][1])]
+    told = [f"{tier} {end.status}, {end.phase}: {end.said}"[:240] for tier, end in stopped]
     lost = max((end.unloaded for end in row.tiers.values()), key=len, default=())
     if lost:
         told.append(f"{len(lost)} weights not whole ({lost[0]})")
