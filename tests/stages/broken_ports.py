@@ -99,6 +99,19 @@ _OWN_NORM = """class OwnNorm(nn.Module):
 
 def make_rmsnorm"""
 
+_FREQUENCIES_AS_BUFFER = """class BufferedRotary(nn.Module):
+    def __init__(self, dim, max_position_embeddings=0, base=10000.0, factor=None):
+        super().__init__()
+        self.register_buffer("inv_freq", 1.0 / base ** (torch.arange(0, dim, 2).float() / dim), persistent=False)
+
+    def forward(self, x, position_ids):
+        angles = position_ids[:, :, None].float() * self.inv_freq[None, None].float()
+        angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class NeuronLlamaMLP(nn.Module):"""
+
 _NORM_LINE = "norm = LlamaRMSNorm if cpu_mode() else CustomRMSNorm"
 
 
@@ -263,6 +276,16 @@ BROKEN = (
         2,
         "rotary_emb",
         cause="rope scaling or base",
+    ),
+    PortEdit(
+        "frequencies cast with the model",
+        replaced(
+            ("class NeuronLlamaMLP(nn.Module):", _FREQUENCIES_AS_BUFFER),
+            ("        return RotaryEmbedding(", "        return BufferedRotary("),
+        ),
+        2,
+        "rotary_emb",
+        cause="precision order",
     ),
     PortEdit(
         "variance in bf16",

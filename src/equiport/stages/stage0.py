@@ -279,9 +279,7 @@ def _crossed_reasons(mapping: ComponentMapping) -> list[Reason]:
             continue
         sources, targets = ([_numbers(path) for path in side] for side in (entry.source, entry.target))
         # experts that a target stacks have a number more, behind the layer's
-        if any(
-            number[: len(other)] != other[: len(number)] for number in sources for other in (*targets, *sources[:1])
-        ):
+        if any(number[: len(other)] != other[: len(number)] for number in sources for other in targets):
             reasons.append(
                 Reason(
                     "WRONG_LAYER", f"was made from the weights of {', '.join(entry.source)}", ", ".join(entry.target)

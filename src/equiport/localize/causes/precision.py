@@ -29,6 +29,12 @@ def candidates(case: Case) -> Iterable[Candidate]:
                 f"the weight of {path} is multiplied in fp32, before the cast", _late_cast(path),
                 "cast before the weight, as the source does", draft,
             )  # fmt: skip
+    for path, module in case.sites(Part.ROTARY):
+        if isinstance(getattr(module, "inv_freq", None), Tensor):
+            yield Candidate(
+                f"the frequencies of {path or 'the rotary tables'} are rounded to bf16", _low_frequencies(path),
+                "compute inv_freq in fp32 when it is used: a registered buffer is cast with the model",
+            )  # fmt: skip
     for path, module in case.sites(Part.ATTENTION):
         if has_core(module):
             yield Candidate(f"the softmax of {path} is taken in bf16", _low_softmax(path), "take the softmax in fp32")
@@ -74,6 +80,16 @@ def _weight(norm: nn.Module) -> Tensor:
     value = norm.weight
     assert isinstance(value, Tensor)
     return value + 1 if "gemma" in type(norm).__name__.lower() else value
+
+
+def _low_frequencies(path: str):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        rotary = at.model.get_submodule(path)
+        frequencies = rotary.inv_freq
+        assert isinstance(frequencies, Tensor)
+        surgery.parameter(rotary, "inv_freq", frequencies.bfloat16().to(frequencies.dtype))
+
+    return edit
 
 
 def _low_softmax(path: str):  # type: ignore[no-untyped-def]
