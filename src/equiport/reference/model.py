@@ -115,7 +115,7 @@ def materialize(
         except Exception as error:
             raise _refused("transformers cannot build a fixture of it", error, config.to_dict(), source) from error
         tied = bool(getattr(config, "tie_word_embeddings", False))
-        model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied))
+        model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied, fixed=_constants(model)))
     with _staged(target) as staging:
         with quiet_transformers():
             model.save_pretrained(str(staging), safe_serialization=True)
@@ -125,6 +125,11 @@ def materialize(
         (staging / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
         AutoConfig.from_pretrained(str(staging))
     return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
+
+
+def _constants(model: nn.Module) -> list[str]:
+    """Buffers of one number (an activation's beta): no training moves them, and ports have them in their code."""
+    return [name for name, buffer in model.named_buffers() if buffer.dim() == 0]
 
 
 @contextmanager
