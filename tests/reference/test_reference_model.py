@@ -63,3 +63,14 @@ def test_a_config_that_transformers_does_not_know(folder: Path, changes: dict[st
         with pytest.raises(EquiportError) as raised:
             load(folder)
         assert "\n" not in raised.value.line() and str(folder) in raised.value.line()
+
+
+def test_a_model_whose_constructor_reads_a_tensor_has_a_skeleton_too(tmp_path: Path) -> None:
+    config = {
+        "model_type": "apertus", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 61,
+        "num_attention_heads": 2, "num_key_value_heads": 2,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = skeleton(tmp_path)
+    assert {parameter.device.type for parameter in found.parameters()} == {"meta"}
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu"

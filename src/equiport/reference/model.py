@@ -85,11 +85,32 @@ def skeleton(folder: Path) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     config = _auto_config(folder)
-    with quiet_transformers(), torch.device("meta"):
+    with quiet_transformers():
         try:
-            return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            try:
+                with torch.device("meta"):
+                    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+            except NotImplementedError:  # a constructor reads the value of a tensor
+                with _parameters_on_meta():
+                    return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
         except Exception as error:  # whatever a model's constructor makes of a faulty config
             raise _refused("transformers cannot build it", error, config.to_dict(), folder) from error
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Modules that are built keep their buffers; each parameter loses its memory as soon as it is registered."""
+    register = nn.Module.register_parameter
+
+    def without_memory(module: nn.Module, name: str, value: nn.Parameter | None) -> None:
+        kept = None if value is None else nn.Parameter(value.detach().to("meta"), requires_grad=value.requires_grad)
+        register(module, name, kept)
+
+    nn.Module.register_parameter = without_memory  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def materialize(
@@ -123,7 +144,8 @@ def materialize(
         saved = json.loads((staging / "config.json").read_text(encoding="utf-8"))
         merged = {**saved, **(shrunk.config if shrunk else raw)}
         (staging / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
-        AutoConfig.from_pretrained(str(staging))
+        with quiet_transformers():
+            AutoConfig.from_pretrained(str(staging))
     return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
 
 
@@ -176,7 +198,8 @@ def _config_from(raw: dict[str, Any], where: Path) -> Any:
         raise EquiportError("missing", where=where / "config.json", field="model_type", remedy="Add the model_type.")
     values.pop("quantization_config", None)
     try:
-        return AutoConfig.for_model(model_type, **values)
+        with quiet_transformers():
+            return AutoConfig.for_model(model_type, **values)
     except Exception as error:  # transformers 5 has validation errors of its own, which are no ValueErrors
         raise _refused("transformers refuses it", error, raw, where) from error
 
