@@ -42,10 +42,12 @@ class _Counted:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     mis_shaped: list[str] = field(default_factory=list)
+    numbers: set[str] = field(default_factory=set)
+    """Keys of one number without a dimension: what a port may have as a constant in its code."""
 
     def report(self) -> LoadReport:
         benign = [key for key in self.missing if BENIGN_MISSING.search(key)]
-        benign += [key for key in self.unexpected if BENIGN_UNEXPECTED.search(key)]
+        benign += [key for key in self.unexpected if BENIGN_UNEXPECTED.search(key) or key in self.numbers]
         left = set(benign)
         return LoadReport(
             loaded=tuple(sorted(set(self.loaded))),
@@ -53,6 +55,10 @@ class _Counted:
             unexpected=tuple(sorted(key for key in set(self.unexpected) if key not in left)),
             mis_shaped=tuple(sorted(set(self.mis_shaped))),
             benign=tuple(sorted(left)),
+            notes=tuple(
+                f"the number {key} is stored with the weights and not taken by the port, which has it in its code"
+                for key in sorted(self.numbers & set(self.unexpected))
+            ),
         )
 
 
@@ -68,7 +74,7 @@ def load_causal(model: Any, folder: Path) -> LoadReport:
                 if not _supplied(model, fault.__cause__, folder):
                     raise
                 continue
-        return replace(counted.report(), notes=_notes(model))
+        return _noted(counted.report(), model)
 
 
 def _supplied(model: Any, fault: BaseException | None, folder: Path) -> bool:
@@ -90,10 +96,11 @@ def _supplied(model: Any, fault: BaseException | None, folder: Path) -> bool:
     return True
 
 
-def _notes(model: Any) -> tuple[str, ...]:
-    """What was adapted for this port, in its module, its NeuronConfig and its config."""
+def _noted(report: LoadReport, model: Any) -> LoadReport:
+    """With what was adapted for this port, in its module, its NeuronConfig and its config."""
     module = sys.modules.get(getattr(model, "_equiport_port", ""))
-    return (*notes_of(module), *notes_of(model.config.neuron_config), *notes_of(model))
+    adapted = (*notes_of(module), *notes_of(model.config.neuron_config), *notes_of(model))
+    return replace(report, notes=(*report.notes, *adapted))
 
 
 def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
@@ -115,7 +122,7 @@ def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
     with _counting(type(inner)) as counted:
         _translated(load, counted, folder)
     inner.eval()
-    return replace(counted.report(), notes=_notes(inner))
+    return _noted(counted.report(), inner)
 
 
 def _translated(load: Any, counted: _Counted, folder: Path) -> None:
@@ -239,12 +246,14 @@ def _counting(model_class: Any) -> Iterator[_Counted]:
         lacking = [key for key in wanted if key not in given and key not in odd]
         counted.missing += [key for key in lacking if wanted[key].data_ptr() not in arrived]
         counted.unexpected += [key for key in state_dict if key not in wanted]
+        counted.numbers |= {key for key in state_dict if state_dict[key].dim() == 0}
         return inherited(self, given, strict=False)
 
     def invoke_preshard_hook(module: nn.Module, checkpoint: dict[str, Any], prefix: str) -> Any:
         if prefix != "":
             return hook(module, checkpoint, prefix)
         watched = _WatchedDict(checkpoint)
+        counted.numbers |= {key for key, value in checkpoint.items() if value.dim() == 0}
         result = hook(module, watched, prefix)
         checkpoint.clear()
         checkpoint.update(watched)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict
 
 from equiport.audit.experiment import audit_experiment
+from equiport.bench.port_check import PortCheck
 from equiport.experiment import Experiment, StageResult
 from equiport.report import completion
 from equiport.stages.causes import CauseReport
@@ -21,7 +22,8 @@ class PortVerdict(BaseModel):
 
     `stages`: verdict by stage; `verdict` is the whole's. `component`: the first bad one; `cause`: what was proven of
     it, else what came nearest. `r32`: the largest of any component; `r_logits`: pooled centred R of teacher-forced
-    decoding. `audit`: findings that count. `said`: the headline, or why nothing ran.
+    decoding. `decode`, `prefill`: relative L2 of fp32 logits, of a quick check. `apart`: components that do work on the
+    other side of a border. `audit`: findings that count. `said`: the headline, or why nothing ran.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -37,6 +39,9 @@ class PortVerdict(BaseModel):
     proven: bool = False
     r32: float | None = None
     r_logits: float | None = None
+    decode: float | None = None
+    prefill: float | None = None
+    apart: tuple[str, ...] = ()
     audit: tuple[str, ...] = ()
     seconds: float = 0.0
     said: str = ""
@@ -79,6 +84,30 @@ def read_verdict(row: PortVerdict, experiment: Experiment) -> PortVerdict:
     )
 
 
+def checked_verdict(row: PortVerdict, check: PortCheck) -> PortVerdict:
+    """`row`, completed from a quick check."""
+    loads = bool(check.structure or check.failing or check.decode is not None or check.open_points)
+    proven = next((one for one in check.causes if one.proven), next(iter(check.causes), None))
+    named = proven.component if proven else (check.failing or [""])[0]
+    layer = f" (layer {proven.layer})" if proven and proven.layer is not None else ""
+    cause = _cause(proven, "") if proven else ""
+    first = next(iter([*check.structure, *check.components, *check.open_points]), check.said)
+    return row.model_copy(
+        update={
+            "verdict": check.verdict.value if loads else ENDED[2],
+            "tier": check.tier,
+            "component": check.structure[0].split(":")[0] if check.structure else named + layer,
+            "cause": "; ".join(text for text in (named + layer if check.structure else "", cause) if text),
+            "proven": bool(proven and proven.proven),
+            "r32": check.r32,
+            "decode": check.decode,
+            "prefill": check.prefill,
+            "apart": tuple(check.apart),
+            "said": "; ".join(text for text in (first, check.said if first != check.said else "") if text),
+        }
+    )
+
+
 def _suspect(located: StageResult | None) -> Suspect | None:
     """The first suspect with a proven cause, else the first."""
     if located is None:
@@ -111,10 +140,11 @@ def _cause(cause: CauseReport | None, otherwise: str) -> str:
 
 def lines_of(rows: Iterable[PortVerdict], *, head: bool = True) -> list[str]:
     """The table as text, one line a port."""
-    form = "{:<38} {:<12} {:>7} {:>8} {:>9}  {}"
-    lines = [form.format("port", "verdict", "seconds", "R32", "R logits", "first bad component, cause")] if head else []
+    form = "{:<38} {:<12} {:>7} {:>8} {:>8} {:>8}  {}"
+    names = ("port", "verdict", "seconds", "R32", "R logits", "decode", "first bad component, cause")
+    lines = [form.format(*names)] if head else []
     for row in rows:
-        figures = (_figure(row.r32, ".1e"), _figure(row.r_logits, ".3g"))
+        figures = (_figure(row.r32, ".1e"), _figure(row.r_logits, ".3g"), _figure(row.decode, ".1e"))
         told = f"{row.component}: {row.cause}" if row.component and row.cause else row.component or row.said
         lines.append(form.format(row.port[:38], row.verdict, f"{row.seconds:.0f}", *figures, told))
     return lines

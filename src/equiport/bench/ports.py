@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from equiport.bench.commands import run_equiport
+from equiport.bench.commands import run_equiport, run_python
 from equiport.bench.fidelity import identity, port_files
-from equiport.bench.port_table import ENDED, PortTable, PortVerdict, read_verdict
+from equiport.bench.port_check import PortCheck
+from equiport.bench.port_table import ENDED, PortTable, PortVerdict, checked_verdict, read_verdict
 from equiport.errors import EquiportError
 from equiport.experiment import Experiment
-from equiport.experiment.atomic import write_text
+from equiport.experiment.atomic import read_json, write_text
 from equiport.experiment.config import CONFIG_NAME
 from equiport.intake.inspection import inspect_port
 from equiport.intake.source import source_folder
+from equiport.stacks.port_classes import PortClasses
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class PortsBench:
 
     `sources`: the real packages' source folders by environment variable; empty: the stand-in. `models`: a folder whose
     `<name>/config.json` says what the counterpart of that port is. `work`: where models and experiments stay; None: a
-    temporary folder. `jobs`: ports side by side.
+    temporary folder. `jobs`: ports side by side. `quick`: stage 0, components, causes and logits alone.
     """
 
     tree: Path
@@ -37,6 +39,7 @@ class PortsBench:
     models: Path | None = None
     work: Path | None = None
     jobs: int = 1
+    quick: bool = False
 
 
 def run_ports(bench: PortsBench, say: Callable[[PortVerdict], None] = lambda _: None) -> PortTable:
@@ -75,6 +78,8 @@ def _validated(file: Path, work: Path, bench: PortsBench) -> PortVerdict:
     except EquiportError as error:
         verdict = ENDED.get(int(error.exit_code), ENDED[2])
         return row.model_copy(update={"verdict": verdict, "said": error.line()})
+    if bench.quick:
+        return _checked(row, file, seen.classes, folder, bench)
     classes = seen.classes
     command = ["validate", "--port", str(file), "--model", str(model), "--out", str(exp), "--through", "6", "--quiet"]
     command += ["--inner-class", classes.inner, "--causal-class", classes.causal, "--config-class", classes.config]
@@ -86,3 +91,19 @@ def _validated(file: Path, work: Path, bench: PortsBench) -> PortVerdict:
     if ended.returncode in ENDED and "report:" not in said or not (exp / CONFIG_NAME).is_file():
         return row.model_copy(update={"verdict": ENDED.get(ended.returncode, "CRASH")})
     return read_verdict(row, Experiment.open(exp))
+
+
+def _checked(row: PortVerdict, file: Path, classes: PortClasses, folder: Path, bench: PortsBench) -> PortVerdict:
+    """What the stages compute, in one process, without scripts, pytest and reports around it."""
+    clock, out = time.monotonic(), folder / "check.json"
+    out.unlink(missing_ok=True)
+    words = [str(path) for path in (out, file, folder / "model", folder / "check")]
+    names = [classes.inner, classes.causal, classes.config]
+    ended = run_python(["-m", "equiport.bench.port_check", *words, *names], bench.sources)
+    write_text(folder / "check.log", ended.stdout + ended.stderr)
+    seconds = round(time.monotonic() - clock, 1)
+    if not out.is_file():
+        last = next((line for line in reversed(ended.stderr.splitlines()) if line.strip()), "")
+        return row.model_copy(update={"verdict": "CRASH", "said": last, "seconds": seconds})
+    check = PortCheck.model_validate(read_json(out))
+    return checked_verdict(row.model_copy(update={"seconds": seconds}), check)

@@ -21,7 +21,8 @@ Examples:
 Ports are those of contrib/models beside NXDI, or of --tree (`<name>/src/modeling_*.py`). Counterparts are tiny, their
 weights drawn; --models DIR: `DIR/<name>/config.json` says what its counterpart is where a port does not. With
 the real packages' sources (transformers 4.57.*) they run on them, else on the stand-in. With --work a second run
-resumes. Exit 0 when every port has its row, whatever it says; 2 bad input.
+resumes. A port takes about two minutes; --quick judges stage 0, components of three seeds and logits in one process,
+and looks for causes. Exit 0 when every port has its row, whatever it says; 2 bad input.
 """
 
 
@@ -31,6 +32,7 @@ def bench_ports(
     ports: Annotated[list[str] | None, typer.Option(help="A port's name, or a pattern; may be repeated.")] = None,
     tree: Annotated[Path | None, typer.Option(help="Folder of ports in place of the contributed ones.")] = None,
     models: Annotated[Path | None, typer.Option(help="Folder of counterparts' configs, by port.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Stage 0, components, causes and logits alone.")] = False,
     work: Annotated[Path | None, typer.Option(help="Keep models and experiments here, and resume.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Ports side by side.")] = 1,
     output: Annotated[Path | None, typer.Option(help="Also write the table here as JSON.")] = None,
@@ -57,7 +59,7 @@ def bench_ports(
         def say(row: PortVerdict) -> None:
             print("\n".join(lines_of([row], head=False)), flush=True)
 
-        table = run_ports(PortsBench(folder, sources, tuple(ports or ()), models, work, jobs), say)
+        table = run_ports(PortsBench(folder, sources, tuple(ports or ()), models, work, jobs, quick), say)
         if output is not None:
             write_json(output, table)
         counts = Counter(row.verdict for row in table.rows)

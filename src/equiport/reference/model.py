@@ -45,7 +45,7 @@ class Fixture:
 
 
 def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """The source model in `dtype`, eager attention, eval mode, on the CPU.
+    """The source model in `dtype`, eager attention, eval mode, on the CPU; in float32 all of it.
 
     Raises:
         EquiportError: unknown architecture, missing or damaged weights, missing keys.
@@ -73,6 +73,8 @@ def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
             where=folder,
             remedy="Complete the weights: a reference with random tensors proves nothing.",
         )
+    if dtype is torch.float32:
+        model.float()  # what a constructor makes in another dtype would stay in it
     return model.eval()
 
 
@@ -136,7 +138,7 @@ def materialize(
         except Exception as error:
             raise _refused("transformers cannot build a fixture of it", error, config.to_dict(), source) from error
         tied = bool(getattr(config, "tie_word_embeddings", False))
-        model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied, fixed=_constants(model)))
+        model.load_state_dict(draw_weights(model.state_dict(), kind, seed, tied=tied, fixed=constants(model)))
     with _staged(target) as staging:
         with quiet_transformers():
             model.save_pretrained(str(staging), safe_serialization=True)
@@ -149,8 +151,8 @@ def materialize(
     return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
 
 
-def _constants(model: nn.Module) -> list[str]:
-    """Buffers of one number (an activation's beta): no training moves them, and ports have them in their code."""
+def constants(model: nn.Module) -> list[str]:
+    """Names of buffers of one number (an activation's beta): training does not move them."""
     return [name for name, buffer in model.named_buffers() if buffer.dim() == 0]
 
 

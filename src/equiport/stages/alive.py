@@ -17,7 +17,7 @@ from equiport.compare.gates_consistency import Nudge
 from equiport.errors import EquiportError
 from equiport.fixtures.folder import read_config, tensor_headers, write_folder
 from equiport.fixtures.tokens import TokenBatch, draw_batch
-from equiport.reference.model import load_reference
+from equiport.reference.model import constants, load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.port_classes import PortClasses
 from equiport.stacks.teacher_forcing import prefill_logits
@@ -54,14 +54,17 @@ def nudge_all(
 ) -> list[Nudge]:
     """Nudge each stored tensor and each config key of a tiny model; fp32 logits of both sides, by prefill.
 
-    A key is tried on the port only where it moves the source: the others are no business of the logits.
+    A key is tried on the port only where it moves the source: the others are no business of the logits. Constants that
+    are stored with the weights are left alone: training does not move them, and ports have them in their code.
 
     Raises:
         EquiportError: a model does not load, or the port does not run.
     """
     config, state = read_config(folder), _state(folder)
     batch = draw_batch(config["vocab_size"], _PROMPTS, 0, seed)
-    theirs = _reference(folder, batch)
+    source = load_reference(folder, torch.float32)
+    theirs, fixed = reference_logits(source, batch)[:, -1], set(constants(source))
+    del source
     model = make_model(adapter, classes, folder, batch.batch_size, batch.max_length)
     ours = _port(adapter, model, batch)
     found = []
@@ -69,7 +72,7 @@ def nudge_all(
     with tempfile.TemporaryDirectory(prefix="equiport-alive-") as work:
         nudged = Path(work) / "nudged"
         for name, tensor in state.items():
-            if not tensor.is_floating_point():
+            if name in fixed or not tensor.is_floating_point():
                 continue
             on_step(name)
             write_folder(nudged, config, {**state, name: _noised(tensor, generator)})

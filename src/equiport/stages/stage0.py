@@ -16,7 +16,7 @@ from equiport.experiment.atomic import write_json
 from equiport.experiment.config import EquivConfig
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.weights import WeightKind
-from equiport.reference.model import materialize, skeleton
+from equiport.reference.model import constants, materialize, skeleton
 from equiport.reference.stored_names import loaded_names
 from equiport.stacks.contract import StackAdapter
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
@@ -111,7 +111,8 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         folder,
         on_step=lambda text: progress.line(f"provenance: {text}"),
     )
-    provenance = provenance.loaded(loaded_names(source, [header.name for header in tensor_headers(folder)]))
+    names = loaded_names(source, [header.name for header in tensor_headers(folder)])
+    provenance = provenance.loaded(names)
     mapping, check, origin = _mapping(context, source, target, provenance)
     divergences = detect_class_divergence(subject.modeling_file, adapter.source_roots())
     root = context.experiment.root if context.experiment else output_dir.parent
@@ -121,7 +122,9 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         *_provenance_reasons(provenance, source, target),
         *_crossed_reasons(mapping),
     ]
-    lost, open_points = _unconsumed_reasons(provenance)
+    fixed = set(constants(source))
+    idle = [name for name in provenance.unconsumed if names.get(name, name) not in fixed]
+    lost, open_points = _unconsumed_reasons(provenance, idle)
     reasons += lost
     open_points += _mapping_reasons(check)
     verdict = Verdict.FAIL if reasons else Verdict.INCONCLUSIVE if open_points else Verdict.PASS
@@ -148,7 +151,7 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
             f"device class untested: {item.where} runs {item.cpu_class} here and {item.device_class} on the device"
             for item in divergences
         ]
-        + [f"adapted to be run: {note}" for note in provenance.load.notes],
+        + [f"loading: {note}" for note in provenance.load.notes],
         inputs=mapping_file,
     )
 
@@ -237,16 +240,16 @@ def _provenance_reasons(provenance: Provenance, source: nn.Module, target: nn.Mo
     return reasons
 
 
-def _unconsumed_reasons(provenance: Provenance) -> tuple[list[Reason], list[Reason]]:
+def _unconsumed_reasons(provenance: Provenance, idle: Sequence[str]) -> tuple[list[Reason], list[Reason]]:
     """(faults, open points): a tensor that arrives nowhere is lost, unless computed tensors may have taken it up."""
     untraced = [tensor for tensor in provenance.tensors if tensor.origin is Origin.COMPUTED and not tensor.sources]
     if untraced:
         what = (
             f"reaches no parameter by itself; {len(untraced)} computed tensors may hold it, first {untraced[0].target}"
         )
-        return [], [Reason("WEIGHT_UNTRACED", what, name) for name in provenance.unconsumed]
+        return [], [Reason("WEIGHT_UNTRACED", what, name) for name in idle]
     what = "is in the checkpoint and reaches no parameter of the port"
-    return [Reason("WEIGHT_UNCONSUMED", what, name) for name in provenance.unconsumed], []
+    return [Reason("WEIGHT_UNCONSUMED", what, name) for name in idle], []
 
 
 def _source_shape(tensor: TensorProvenance, source: nn.Module) -> tuple[int, ...] | None:

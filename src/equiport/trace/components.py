@@ -294,6 +294,11 @@ def _direct_calls(fixture: Fixture, instances: Sequence[Instance]) -> DirectCall
     )
 
 
+def _holds(output: Tensor, places: Tensor) -> bool:
+    """Whether [B, T, ...] has every (row, token) of `places` [N, 2]."""
+    return output.dim() >= 2 and not bool((places >= torch.tensor(output.shape[:2])).any())
+
+
 def _samples(
     instance: Instance,
     fixture: Fixture,
@@ -331,6 +336,9 @@ def _samples(
         if ours is None:
             continue
         target, places = ours
+        if any(not _holds(side.outputs[path], places) for side in (fp32, bf16) for path in instance.source):
+            shape = tuple(fp32.outputs[instance.source[0]].shape)
+            return [sample(next(iter(rows)), phase, problem=f"the source's output has no row a token, {shape}")]
         sides = [
             torch.cat([take_tokens(side.outputs[path], places) for path in instance.source], dim=-1)
             for side in (fp32, bf16)
