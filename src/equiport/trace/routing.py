@@ -62,16 +62,23 @@ def _routers(model: nn.Module) -> list[tuple[str, nn.Module, int]]:
 
 def _keep(path: str, top_k: int, found: dict[str, Routed]) -> Any:
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        site, read = find_hidden(args, kwargs), _read(output, top_k)
-        if site is not None and read is not None:
-            hidden = site.read(args, kwargs).detach()
-            found[path] = Routed(module, top_k, hidden.reshape(-1, hidden.shape[-1]).clone(), *read)
+        site = find_hidden(args, kwargs)
+        if site is None:
+            return
+        hidden = site.read(args, kwargs).detach()
+        hidden = hidden.reshape(-1, hidden.shape[-1]).clone()
+        read = _read(output, top_k, module, hidden)
+        if read is not None:
+            found[path] = Routed(module, top_k, hidden, *read)
 
     return after
 
 
-def _read(output: Any, top_k: int) -> tuple[Tensor, Tensor] | None:
-    """Logits [N, E] and chosen experts [N, k] of what a router gives: (logits, scores, indices), or logits alone."""
+def _read(output: Any, top_k: int, router: nn.Module, hidden: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Logits [N, E] and chosen experts [N, k] of what a router gives: (logits, scores, indices), or logits alone.
+
+    Of one that gives the chosen experts and their scores alone, the logits are those of its weight on `hidden` [N, H].
+    """
     parts = [output] if isinstance(output, Tensor) else list(output) if isinstance(output, (tuple, list)) else []
     tensors = [part.detach() for part in parts if isinstance(part, Tensor)]
     logits = next((part for part in tensors if part.is_floating_point()), None)
@@ -84,8 +91,13 @@ def _read(output: Any, top_k: int) -> tuple[Tensor, Tensor] | None:
             return None
         chosen = logits.topk(top_k, dim=-1).indices
     chosen = chosen.reshape(-1, chosen.shape[-1]).long()
-    if len(chosen) != len(logits) or (len(parts) > 1 and logits.shape[-1] <= chosen.shape[-1]):
-        return None  # scores of the chosen ones come first: the logits are not to be had
+    if len(parts) > 1 and logits.shape[-1] <= chosen.shape[-1]:
+        weight = getattr(router, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] != hidden.shape[1]:
+            return None
+        logits = nn.functional.linear(hidden.float(), weight.detach().float())
+    if len(chosen) != len(logits):
+        return None
     return logits, chosen.sort(dim=-1).values
 
 
@@ -126,7 +138,8 @@ def unsure_tokens(exact: Routed, rounded: Routed) -> Unsure:
 
 
 def _route(exact: Routed, step: Tensor) -> tuple[Tensor, Tensor] | None:
-    return _read(exact.router(exact.hidden.float() + step), exact.top_k)
+    hidden = exact.hidden.float() + step
+    return _read(exact.router(hidden), exact.top_k, exact.router, hidden)
 
 
 class RoutingNoise:
