@@ -256,6 +256,20 @@ BROKEN = (
         cause="position offset",
     ),
     PortEdit(
+        "the first row's positions for all rows",
+        replaced(
+            (
+                "        attention = self.self_attn(",
+                "        if past_key_value is not None:\n"
+                "            position_ids = position_ids[:1].expand_as(position_ids)\n"
+                "        attention = self.self_attn(",
+            )
+        ),
+        2,
+        "self_attn",
+        cause="batch row mixed up",
+    ),
+    PortEdit(
         "lm_head not tied",
         replaced(('        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()', "        pass")),
         0,

@@ -32,6 +32,20 @@ class Positions(Hypothesis):
             yield _still(path)
 
 
+class FirstRowsPositions(Hypothesis):
+    """All rows of a batch are rotated by the positions of its first row, which shows in decode on unequal lengths."""
+
+    kind = "batch row mixed up"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """One an attention, where rows have unequal lengths."""
+        if len(set(case.batch.prompt_lengths)) < 2:
+            return
+        for path, module in case.sites(Part.ATTENTION):
+            if has_rotation(module):
+                yield _first_rows(path)
+
+
 def _tables_at(call: RotaryCall, positions: Tensor) -> RotaryCall:
     """cos and sin looked up at other positions [B, T]; the call's tables hold positions 0..T-1 and are extended."""
     cos, sin = (table[0] for table in (call.cos, call.sin))
@@ -77,3 +91,19 @@ def _still(path: str) -> Candidate:
         surgery.rotation(at.model.get_submodule(path), form)
 
     return Candidate(f"the position stands still in decode in {path}", edit, "count positions on in decode")
+
+
+def _first_rows(path: str) -> Candidate:
+    def edit(at: Case, surgery: Surgery) -> None:
+        lengths = torch.tensor(at.batch.prompt_lengths)[:, None]
+
+        def form(call: RotaryCall, plain: Plain) -> tuple[Tensor, Tensor]:
+            tokens = torch.arange(call.query.shape[-2])[None].expand(len(lengths), -1)
+            return plain(_tables_at(call, torch.where(tokens < lengths, tokens, tokens - lengths + lengths[0])))
+
+        surgery.rotation(at.model.get_submodule(path), form)
+
+    return Candidate(
+        f"all rows of the batch are rotated by the first row's positions in {path}", edit,
+        "index cos and sin by each row's own position ids",
+    )  # fmt: skip
