@@ -29,6 +29,10 @@ def candidates(case: Case) -> Iterable[Candidate]:
                 f"the weight of {path} is multiplied in fp32, before the cast", _late_cast(path),
                 "cast before the weight, as the source does", draft,
             )  # fmt: skip
+            yield Candidate(
+                f"the weight of {path} is multiplied in bf16, after the cast", _early_cast(path),
+                "multiply by the weight in fp32, then cast, as the source does", draft,
+            )  # fmt: skip
     for path, module in case.sites(Part.ROTARY):
         if isinstance(getattr(module, "inv_freq", None), Tensor):
             yield Candidate(
@@ -70,6 +74,21 @@ def _late_cast(path: str):  # type: ignore[no-untyped-def]
         def form(x: Tensor, out: Tensor) -> Tensor:
             wide = x.float()
             return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * _weight(norm).float()).to(out.dtype)
+
+        surgery.output(norm, form)
+
+    return edit
+
+
+def _early_cast(path: str):  # type: ignore[no-untyped-def]
+    def edit(at: Case, surgery: Surgery) -> None:
+        norm = at.model.get_submodule(path)
+        name = eps_name(norm)
+        eps = float(getattr(norm, name)) if name else 1e-6
+
+        def form(x: Tensor, out: Tensor) -> Tensor:
+            wide = x.float()
+            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(out.dtype) * _weight(norm)
 
         surgery.output(norm, form)
 
