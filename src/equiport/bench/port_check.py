@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from equiport.bench.family_check import logits_error
 from equiport.compare.gates import judge
+from equiport.compare.reasons import ReasonCode
 from equiport.compare.records import make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Verdict
@@ -37,6 +38,8 @@ from equiport.stages.progress import Progress
 _SEEDS = (42, 43, 44)
 _LIMIT = 1e-5
 _SUSPECTS = 4
+# more seeds would tell
+_UNSURE = (ReasonCode.SEEDS_STRADDLE.value, ReasonCode.ROUTER_NOISE.value)
 
 
 class PortCheck(BaseModel):
@@ -60,7 +63,7 @@ class PortCheck(BaseModel):
 
     @property
     def verdict(self) -> Verdict:
-        """FAIL, or INCONCLUSIVE where only modules without an entry in the mapping are left."""
+        """FAIL, or INCONCLUSIVE where modules are left without an entry in the mapping, or seeds straddle a limit."""
         off = [error for error in (self.decode, self.prefill) if error is None or not error < _LIMIT]
         if self.structure or self.components or off:
             return Verdict.FAIL
@@ -92,11 +95,13 @@ def check_port(subject: Subject, exp: Path, adapter: StackAdapter) -> PortCheck:
     rows = component_rows([FileEvidence("", tuple(records), 1, (), "")], thresholds)
     rows = settle_boundaries(rows, instances, mapping)
     reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows, thresholds)]
+    unsure = [reason for reason in reasons if reason.code in _UNSURE]
+    reasons = [reason for reason in reasons if reason.code not in _UNSURE]
     failing = innermost(list(dict.fromkeys(reason.subject.split(" (")[0] for reason in reasons)))
     check = PortCheck(
         tier=adapter.check_environment().tier.value,
         structure=said if wrong else [],
-        open_points=[] if wrong else said,
+        open_points=[*([] if wrong else said), *(f"{r.code} {r.subject}: {r.message}" for r in unsure)],
         components=[f"{reason.code} {reason.subject}: {reason.message}" for reason in reasons],
         failing=failing,
         apart=sorted({f"{row.component} (in {row.boundary})" for row in rows if row.boundary}),

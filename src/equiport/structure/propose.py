@@ -10,7 +10,14 @@ from torch import nn
 
 from equiport.structure.mapping import ComponentMapping, MappingEntry, fill
 from equiport.structure.provenance import Origin, Provenance, TensorProvenance
-from equiport.structure.roles import explanation, is_container, is_rotary, is_wrapper, owns_parameters
+from equiport.structure.roles import (
+    explanation,
+    is_container,
+    is_rotary,
+    is_weightless_part,
+    is_wrapper,
+    owns_parameters,
+)
 from equiport.structure.tree import with_index
 
 _Index = tuple[int, ...]
@@ -287,6 +294,8 @@ def _explained(module: nn.Module, side: str, mapped: set[str]) -> list[MappingEn
         reason = explanation(child)
         if not reason and is_container(child, path, mapped):
             reason = f"{type(child).__name__}: a container of mapped modules"
+        if not reason and is_weightless_part(child, path, mapped):
+            reason = f"{type(child).__name__}: has no weights; what it computes is seen in the module around it"
         if reason:
             found[(name, reason)].append(index)
     return [

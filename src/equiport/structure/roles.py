@@ -74,6 +74,12 @@ def is_container(module: nn.Module, path: str, mapped: set[str]) -> bool:
     return not owns_parameters(module) and any(name.startswith(path + ".") for name in mapped)
 
 
+def is_weightless_part(module: nn.Module, path: str, mapped: set[str]) -> bool:
+    """A module without any weights inside a mapped one: rotary tables of a source that computes them in place, ..."""
+    around = any(path.startswith(name + ".") for name in mapped)
+    return around and not any(True for _ in module.parameters())
+
+
 def explanation(module: nn.Module) -> str:
     """Why a module needs no counterpart; empty if it does need one."""
     cls = type(module).__name__

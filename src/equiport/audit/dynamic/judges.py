@@ -28,7 +28,7 @@ def remember() -> dict[str, Print]:
         if module is not None and name.startswith(_MODULES):
             found.update({f"{name}.{key}": value for key, value in vars(module).items() if callable(value)})
     found.update({f"torch.Tensor.{name}": getattr(torch.Tensor, name) for name in _TENSOR})
-    found.update({f"torch.{name}": getattr(torch, name) for name in _TORCH})
+    found.update({f"torch.{name}": _behind_dynamo(getattr(torch, name)) for name in _TORCH})
     found.update({f"builtins.{name}": getattr(builtins, name) for name in _BUILTINS})
     prints = {name: _print(value) for name, value in found.items()}
     for name, value in found.items():
@@ -37,6 +37,17 @@ def remember() -> dict[str, Print]:
                 if isinstance(item, FunctionType):
                     prints[f"{name}.{key}"] = _print(item)
     return prints
+
+
+def _behind_dynamo(value: Any) -> Any:
+    """The function itself, where torch has wrapped it: importing torch._dynamo, as some calls do, so replaces
+    torch.manual_seed. The wrapper is known by its code, what it calls by its closure."""
+    wrapper: Any = torch._disable_dynamo(len)
+    code = getattr(value, "__code__", None)
+    if code is None or code is not wrapper.__code__ or value.__closure__ is None:
+        return value
+    held = dict(zip(code.co_freevars, value.__closure__, strict=True))
+    return held["fn"].cell_contents if "fn" in held else value
 
 
 def _print(value: Any) -> Print:
