@@ -83,7 +83,7 @@ def judge(port: Path, model: Path, exp: Path, adapter: StackAdapter) -> Judgemen
     plan = TracePlan((42,), (WeightKind.REAL,))
     manifest = write_trace(experiment, subject, adapter, model, plan, Progress(quiet=True))
     # one seed: the limits of single draws
-    thresholds = Thresholds(r_single=1.3, r_geomean=1.3, r_component=1.5)
+    thresholds = Thresholds(tau_r_by_type={}, r_single=1.3, r_geomean=1.3, r_component=1.5)
     verdicts: dict[str, Verdict] = {}
     reasons: list[str] = []
     r32, means = [0.0], [0.0]
