@@ -87,7 +87,7 @@ class _Models:
 def prove_causes(
     experiment: Experiment, suspects: Sequence[str], instances: Sequence[InstanceRow], thresholds: Thresholds
 ) -> list[CauseReport]:
-    """One report a suspect component, in their order."""
+    """One report a suspect component, in their order; none for what holds a suspect that is explained already."""
     manifest = read_manifest(trace_folder(experiment))
     mapping = mapping_of(experiment)
     entries = {entry.name: entry for entry in mapping.tested}
@@ -95,7 +95,8 @@ def prove_causes(
     found = []
     for component in suspects:
         rows = [row for row in instances if row.component == component]
-        if component in entries and rows:
+        explained = any(report.proven and report.component.startswith(component + ".") for report in found)
+        if component in entries and rows and not explained:
             report, draft = _prove(experiment, manifest, entries[component], rows, thresholds, models)
             if draft is not None:
                 plan = plan_patch(draft, entries[component], report.layer, rows, mapping, manifest.not_called)
