@@ -65,7 +65,8 @@ def test_every_tensor_and_key_of_the_example_is_alive(tiny_model: Path) -> None:
     nudges = nudge_all(adapter, classes, tiny_model, 42)
     gate = alive_gate(nudges, Thresholds())
     assert gate.verdict is Verdict.PASS and not gate.blind_spots, gate
-    assert {"hidden_act", "rms_norm_eps", "rope_theta"} <= {n.name for n in nudges if n.kind == "config key"}
+    assert {"rms_norm_eps", "rope_theta"} <= {n.name for n in nudges if n.kind == "config key"}
+    assert "hidden_act" in {n.name for n in nudges if n.kind == "config switch"}
     assert sum(n.kind == "tensor" for n in nudges) == 20  # 2 layers of 9, embedding, last norm; the head is tied
 
 
