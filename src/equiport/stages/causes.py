@@ -92,7 +92,7 @@ def prove_causes(
     mapping = mapping_of(experiment)
     entries = {entry.name: entry for entry in mapping.tested}
     models = _Models()
-    found = []
+    found: list[CauseReport] = []
     for component in suspects:
         rows = [row for row in instances if row.component == component]
         explained = any(report.proven and report.component.startswith(component + ".") for report in found)
