@@ -366,3 +366,10 @@ BROKEN = (
         cause="scale or multiplier",
     ),
 )
+
+_ON_CPU = (_NORM_LINE, "norm = LowNorm if cpu_mode() else CustomRMSNorm"), ("def make_rmsnorm", _BF16_VARIANCE)
+LOW_NORM_ON_CPU = PortEdit("variance in bf16 on the CPU alone", replaced(*_ON_CPU))
+LOW_NORM_ON_CPU_WRONG_EPS = PortEdit(
+    "variance in bf16 on the CPU alone, and eps",
+    replaced(*_ON_CPU, ("eps=config.rms_norm_eps)", "eps=config.rms_norm_eps * 100)")),
+)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from broken_ports import BROKEN, CORRECT, EXAMPLE, PortEdit
+from broken_ports import BROKEN, CORRECT, EXAMPLE, LOW_NORM_ON_CPU, LOW_NORM_ON_CPU_WRONG_EPS, PortEdit
 
 from equiport.compare.gates import judge
+from equiport.compare.reasons import UNDECIDED
 from equiport.compare.records import make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
@@ -27,6 +28,7 @@ from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
 from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
+from equiport.stages.device_classes import device_classes, settle_device_classes
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.instances import InstanceRow, instance_rows
 from equiport.stages.progress import Progress
@@ -106,6 +108,7 @@ def compared(
     instances = instance_rows(records, thresholds)
     rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
     rows = settle_boundaries(rows, instances, mapping_of(experiment))
+    rows = settle_device_classes(rows, instances, device_classes(experiment, mapping_of(experiment)), thresholds)
     return [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)], instances
 
 
@@ -151,6 +154,21 @@ def test_a_correct_port_of_a_model_with_biases_passes(tmp_path: Path) -> None:
     model = materialize(tmp_path / "source", tmp_path / "model", WeightKind.PERTURBED, 5, tiny=False).folder
     result = judged(CORRECT[0], model, tmp_path / "port", SEEDS)
     assert result.first == (-1, ""), (result.structure.reasons, result.components)
+
+
+def test_a_coarse_class_of_cpu_mode_alone_is_undecided(square_model: Path, tmp_path: Path) -> None:
+    """The device builds another class, so that its rounding is neither a fault of the port nor a proof of it."""
+    result = judged(LOW_NORM_ON_CPU, square_model, tmp_path / "port", SEEDS)
+    codes = {reason.code for reason in result.components}
+    assert "CPU_CLASS" in codes and codes <= UNDECIDED, result.components
+    norms = [reason for reason in result.components if reason.code == "CPU_CLASS" and "norm" in reason.subject]
+    assert norms and all("test CustomRMSNorm on the device" in reason.message for reason in norms), norms
+
+
+def test_a_class_of_cpu_mode_that_is_wrong_in_fp32_still_fails(square_model: Path, tmp_path: Path) -> None:
+    result = judged(LOW_NORM_ON_CPU_WRONG_EPS, square_model, tmp_path / "port", SEEDS)
+    failing = [reason for reason in result.components if reason.code == "COMPONENT_FAILS"]
+    assert failing and "norm" in failing[0].subject, result.components
 
 
 @pytest.mark.parametrize(

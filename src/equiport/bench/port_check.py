@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from equiport.bench.family_check import logits_error
 from equiport.compare.gates import judge
-from equiport.compare.reasons import ReasonCode
+from equiport.compare.reasons import UNDECIDED
 from equiport.compare.records import make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Verdict
@@ -31,6 +31,7 @@ from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
 from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
+from equiport.stages.device_classes import device_classes, settle_device_classes
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.instances import instance_rows
 from equiport.stages.progress import Progress
@@ -38,8 +39,6 @@ from equiport.stages.progress import Progress
 _SEEDS = (42, 43, 44)
 _LIMIT = 1e-5
 _SUSPECTS = 4
-# more seeds would tell
-_UNSURE = (ReasonCode.SEEDS_STRADDLE.value, ReasonCode.ROUTER_NOISE.value)
 
 
 class PortCheck(BaseModel):
@@ -94,9 +93,10 @@ def check_port(subject: Subject, exp: Path, adapter: StackAdapter) -> PortCheck:
     instances = instance_rows(records, thresholds)
     rows = component_rows([FileEvidence("", tuple(records), 1, (), "")], thresholds)
     rows = settle_boundaries(rows, instances, mapping)
+    rows = settle_device_classes(rows, instances, device_classes(experiment, mapping), thresholds)
     reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows, thresholds)]
-    unsure = [reason for reason in reasons if reason.code in _UNSURE]
-    reasons = [reason for reason in reasons if reason.code not in _UNSURE]
+    unsure = [reason for reason in reasons if reason.code in UNDECIDED]
+    reasons = [reason for reason in reasons if reason.code not in UNDECIDED]
     failing = innermost(list(dict.fromkeys(reason.subject.split(" (")[0] for reason in reasons)))
     check = PortCheck(
         tier=adapter.check_environment().tier.value,

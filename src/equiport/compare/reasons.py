@@ -42,6 +42,7 @@ class ReasonCode(str, Enum):
     TOO_FEW_ELEMENTS = "TOO_FEW_ELEMENTS"  # R of so small a tensor is luck
     OVER_PRECISION = "OVER_PRECISION"  # note: R clearly below 1
     R_ZERO = "R_ZERO"  # note: the target equals ref_fp32
+    CPU_CLASS = "CPU_CLASS"  # only rounds more than its source, and the device builds another class
     ROUTER_NOISE = "ROUTER_NOISE"  # too many tokens have a router's margin within the noise
     # three-way gate of vLLM-Neuron
     BC_SIGMA = "BC_SIGMA"
@@ -80,3 +81,7 @@ class ReasonCode(str, Enum):
 def reason(code: ReasonCode, message: str, subject: str = "") -> Reason:
     """A `Reason` whose code is from the closed set."""
     return Reason(code.value, message, subject)
+
+
+#: An undecided component is no failing one: more seeds, more tokens or a device would tell.
+UNDECIDED = frozenset(code.value for code in (ReasonCode.SEEDS_STRADDLE, ReasonCode.CPU_CLASS, ReasonCode.ROUTER_NOISE))

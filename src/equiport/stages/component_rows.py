@@ -24,6 +24,7 @@ class ComponentRow(BaseModel):
     """One component (over its layers), one fixture: what the report's table shows.
 
     `boundary`: it differs from the source's module of this place, and what is named here, around it, does not.
+    `device_class`: it only rounds more than its source, and is built on the CPU alone; the device builds this instead.
     """
 
     component: str
@@ -41,6 +42,7 @@ class ComponentRow(BaseModel):
     tokens: int = 0
     tokens_unsure: int = 0
     boundary: str = ""
+    device_class: str = ""
 
     def too_unsure(self, thresholds: Thresholds) -> bool:
         """Whether routers left too few tokens for a verdict: more seeds would not help."""
@@ -210,10 +212,13 @@ def row_reasons(rows: Sequence[ComponentRow], thresholds: Thresholds = SHIPPED_T
             continue
         if row.verdict in (Verdict.FAIL, Verdict.INCONCLUSIVE):
             code = "COMPONENT_FAILS" if row.verdict is Verdict.FAIL else ReasonCode.SEEDS_STRADDLE.value
+            code = ReasonCode.CPU_CLASS.value if row.device_class else code
             figures = (
                 f"R32 worst {_figure(row.r32_worst)}, R mean {_figure(row.r_geomean)}, R worst {_figure(row.r_worst)}"
             )
             message = f"{row.fixture} weights: {figures}; first at {row.first_bad}"
+            if row.device_class:
+                message += f". It is built on the CPU alone: test {row.device_class} on the device"
             reasons.append(Reason(code, message, row.component))
     return reasons
 

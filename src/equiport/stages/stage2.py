@@ -13,7 +13,7 @@ from equiport.audit.experiment import refusals
 from equiport.audit.model import Severity
 from equiport.audit.report import Finding
 from equiport.compare.comparison import Comparison
-from equiport.compare.reasons import ReasonCode
+from equiport.compare.reasons import UNDECIDED, ReasonCode
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.errors import EquiportError
@@ -33,6 +33,7 @@ from equiport.stages.component_rows import (
     plain_rows,
     row_reasons,
 )
+from equiport.stages.device_classes import device_classes, settle_device_classes
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.generate_tests import generate_tests
 from equiport.stages.instances import InstanceRow, instance_rows
@@ -118,6 +119,8 @@ def run_component_tests(context: StageContext, stage: Stage2Options) -> Outcome:
     instances = instance_rows((record for item in evidence.values() for record in item.records), thresholds)
     if mapping is not None:
         rows = settle_boundaries(rows, instances, mapping)
+        if experiment is not None:
+            rows = settle_device_classes(rows, instances, device_classes(experiment, mapping), thresholds)
     faults = _wrong_ports(context, stage.tests_dir, rows, manifest)
     outcome = _outcome(context, evidence, rows, instances, thresholds, mapping, manifest)
     _refuse(outcome, context, stage.tests_dir, faults)
@@ -210,8 +213,7 @@ def _outcome(
         blind += [*manifest.notes, *(f"{name}: {text}" for name, text in manifest.untestable.items())]
     gaps = [name for name in uncovered if manifest is None or name not in manifest.untestable]
     open_points = [Reason("NOT_COVERED", "is mapped and no test compares it", name) for name in gaps]
-    unclear = (ReasonCode.SEEDS_STRADDLE.value, ReasonCode.ROUTER_NOISE.value)
-    undecided = [reason for reason in reasons if reason.code in unclear]
+    undecided = [reason for reason in reasons if reason.code in UNDECIDED]
     failed = len(reasons) > len(undecided)
     verdict = Verdict.FAIL if failed else Verdict.INCONCLUSIVE if undecided or open_points else Verdict.PASS
     plots = _plots(context, rows, items)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from equiport.experiment.atomic import write_json, write_text
+from equiport.experiment.atomic import read_json, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,22 @@ def write_trees(folder: Path, side: str, node: ModuleNode) -> list[Path]:
         write_text(folder / f"model_tree_{side}_pretty.txt", pretty(compress(node))),
         write_text(folder / f"model_tree_{side}_flat_paths.txt", "\n".join(flat_paths(node)) + "\n"),
     ]
+
+
+def read_classes(folder: Path, side: str) -> dict[str, str]:
+    """Dotted path of every module -> its class name, from the trees that `write_trees` left; empty where none are."""
+    file = folder / f"model_tree_{side}_full.json"
+    found: dict[str, str] = {}
+
+    def walk(node: dict[str, Any], prefix: str) -> None:
+        for child in node.get("children", []):
+            path = f"{prefix}.{child['name']}" if prefix else child["name"]
+            found[path] = child["class"]
+            walk(child, path)
+
+    if file.is_file():
+        walk(read_json(file), "")
+    return found
 
 
 def with_index(path: str) -> tuple[str, tuple[int, ...]]:
