@@ -172,6 +172,33 @@ def _in_parts(path: str, names: tuple[str, ...], parts: int) -> Callable[[Case, 
     return edit
 
 
+class NormedTwice(Hypothesis):
+    """q and k are normed over all heads at once, without a weight, and then once more by their own norms."""
+
+    kind = "qk-norm"
+
+    def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
+        """With the eps of the source's own norms; what is left of it is an eps that differs from token to token."""
+        for path, module in case.sites(Part.ATTENTION):
+            projections = [getattr(module, name, None) for name in ("q_proj", "k_proj")]
+            norms = [getattr(module, name, None) for pair in _QK_NORMS for name in pair]
+            eps = case.number("rms_norm_eps", "norm_eps", "layer_norm_eps")
+            if eps is None or not all(isinstance(one, nn.Linear) for one in projections) or not any(norms):
+                continue
+
+            def edit(at: Case, surgery: Surgery, path: str = path, eps: float = eps) -> None:
+                def normed(_: Tensor, out: Tensor) -> Tensor:
+                    wide = out.float()
+                    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(out.dtype)
+
+                for name in ("q_proj", "k_proj"):
+                    surgery.output(at.model.get_submodule(f"{path}.{name}"), normed)
+
+            yield Candidate(
+                f"q and k of {path} are normed over all heads at once before their own norms", edit, "norm them once"
+            )
+
+
 class Heads(Hypothesis):
     """Key and value heads meet other query heads."""
 
