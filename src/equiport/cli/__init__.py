@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from equiport import __version__
-from equiport.cli import audit, bench, deploy, doctor, inspect, plan, port, report, skills, validate
+from equiport.cli import audit, bench, deploy, doctor, embeddings, inspect, plan, port, report, skills, validate
 
 app = typer.Typer(
     name="equiport",
@@ -20,6 +20,7 @@ app.command("port", help=port.HELP)(port.port)
 app.command("inspect", help=inspect.HELP)(inspect.inspect)
 app.command("audit", help=audit.HELP)(audit.audit)
 app.command("validate", help=validate.HELP)(validate.validate)
+app.command("embeddings", help=embeddings.HELP)(embeddings.embeddings)
 app.command("report", help=report.HELP)(report.report)
 app.add_typer(bench.app, name="bench")
 app.add_typer(skills.app, name="skills")

@@ -74,6 +74,16 @@ class ReasonCode(str, Enum):
     NO_BASELINE = "NO_BASELINE"  # the source did not run and no published score is given
     ITEMS_DIFFER = "ITEMS_DIFFER"  # both sides did not answer the same items
     NO_PAIRED_SCORE = "NO_PAIRED_SCORE"  # the task gives no score per item that can be paired
+    # embeddings
+    EMBEDDING_COSINE = "EMBEDDING_COSINE"  # a prompt's embedding does not point where the reference's does
+    EMBEDDING_NOISE = "EMBEDDING_NOISE"  # cosines hold, yet the error is many times that of bf16
+    EMBEDDING_NORM = "EMBEDDING_NORM"  # the vector's length differs: normalised on one side, or scaled
+    CROSS_COSINE = "CROSS_COSINE"  # unrelated prompts are nearer, or farther, than in the reference
+    COLLAPSED = "COLLAPSED"  # prompts are told apart less well than the reference tells them apart
+    REFERENCE_COLLAPSED = "REFERENCE_COLLAPSED"  # the reference itself does not tell prompts apart
+    BATCH_DEPENDENT = "BATCH_DEPENDENT"  # a prompt's embedding differs alone and in a batch
+    NEIGHBOUR_LEAK = "NEIGHBOUR_LEAK"  # a prompt's embedding follows what its neighbours say
+    NOT_BATCHED = "NOT_BATCHED"  # nothing was seen in a batch of unequal lengths
     # evidence
     NO_COMPARISON = "NO_COMPARISON"  # nothing was compared at all
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -13,6 +13,7 @@ from equiport.errors import EquiportError
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
+_Limits = TypeVar("_Limits", bound=BaseModel)
 
 
 #: Limits of the geometric mean of R by component type: what `run_calibration.py` makes of ports known to be good
@@ -87,23 +88,30 @@ def load_thresholds(path: str | Path) -> Thresholds:
     Raises:
         EquiportError: the file is missing, no JSON object, or has an unknown key or a bad value (named).
     """
+    return read_limits(path, Thresholds, "run_calibration.py writes one.")
+
+
+def read_limits(path: str | Path, kind: type[_Limits], remedy: str) -> _Limits:
+    """Read a file of limits of this kind; `remedy`: where one comes from.
+
+    Raises:
+        EquiportError: the file is missing, no JSON object, or has an unknown key or a bad value (named).
+    """
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise EquiportError(
-            "cannot read the thresholds file", where=path, remedy="run_calibration.py writes one."
-        ) from error
+        raise EquiportError("cannot read the thresholds file", where=path, remedy=remedy) from error
     except ValueError as error:
-        raise EquiportError(f"no valid JSON: {error}", where=path, remedy="run_calibration.py writes one.") from error
+        raise EquiportError(f"no valid JSON: {error}", where=path, remedy=remedy) from error
     if not isinstance(data, dict):
         raise EquiportError("expected a JSON object of thresholds", where=path)
     try:
-        return Thresholds.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         raise EquiportError(
             first["msg"],
             where=path,
             field=".".join(str(part) for part in first["loc"]),
-            remedy=f"Known keys: {', '.join(Thresholds.model_fields)}." if first["type"] == "extra_forbidden" else "",
+            remedy=f"Known keys: {', '.join(kind.model_fields)}." if first["type"] == "extra_forbidden" else "",
         ) from error
