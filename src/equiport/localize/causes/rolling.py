@@ -55,7 +55,9 @@ def _edit(path: str, width: int, windowed: bool):  # type: ignore[no-untyped-def
             seen = torch.cat((own, empty), dim=-1)
             fill = torch.finfo(call.query.dtype).min
             mask = torch.zeros(seen.shape, dtype=call.query.dtype).masked_fill(~seen, fill)[:, None]
-            longer = {n: torch.cat((t, torch.zeros_like(t)), dim=2) for n, t in (("key", call.key), ("value", call.value))}
+            longer = {
+                n: torch.cat((t, torch.zeros_like(t)), dim=2) for n, t in (("key", call.key), ("value", call.value))
+            }
             return replace(call, mask=mask, **longer)
 
         surgery.core(at.model.get_submodule(path), core)
