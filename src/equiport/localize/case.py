@@ -34,7 +34,10 @@ class Observation:
 
 @dataclass(frozen=True)
 class Case:
-    """A suspect under one fixture and seed. `model` is the live source model, in the dtype of `feed`."""
+    """A suspect under one fixture and seed. `model` is the live source model, in the dtype of `feed`.
+
+    `first_length`: prompt length of the first row of the target's run, which may have held more rows than `batch`.
+    """
 
     model: nn.Module
     sources: tuple[str, ...]
@@ -42,6 +45,7 @@ class Case:
     batch: TokenBatch
     feed: ReferenceIO
     observations: tuple[Observation, ...]
+    first_length: int | None = None
 
     @property
     def config(self) -> Any:

@@ -249,7 +249,12 @@ def _case(
     batch = stored.batch()
     sources = tuple(fill(path, group[0].index) for path in entry.source)
     feed = capture_reference(models.get(stored.folder, torch.float32), batch, sources)
-    return Case(models.get(stored.folder, dtype), sources, entry, batch, feed, tuple(observations))
+    run = next(
+        item for item in manifest.batches if (item.fixture, item.folder) == (stored.fixture, stored.folder)
+    ).batch()
+    return Case(
+        models.get(stored.folder, dtype), sources, entry, batch, feed, tuple(observations), run.prompt_lengths[0]
+    )
 
 
 def _stored(manifest: TraceManifest, sample: ComponentSample) -> StoredBatch:

@@ -38,12 +38,16 @@ class FirstRowsPositions(Hypothesis):
     kind = "batch row mixed up"
 
     def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
-        """One an attention, where rows have unequal lengths."""
-        if len(set(case.batch.prompt_lengths)) < 2:
+        """One an attention, where a row is not as long as the first one of the run."""
+        if set(case.batch.prompt_lengths) == {_first_length(case)}:
             return
         for path, module in case.sites(Part.ATTENTION):
             if has_rotation(module):
                 yield _first_rows(path)
+
+
+def _first_length(case: Case) -> int:
+    return case.batch.prompt_lengths[0] if case.first_length is None else case.first_length
 
 
 def _tables_at(call: RotaryCall, positions: Tensor) -> RotaryCall:
@@ -99,7 +103,7 @@ def _first_rows(path: str) -> Candidate:
 
         def form(call: RotaryCall, plain: Plain) -> tuple[Tensor, Tensor]:
             tokens = torch.arange(call.query.shape[-2])[None].expand(len(lengths), -1)
-            return plain(_tables_at(call, torch.where(tokens < lengths, tokens, tokens - lengths + lengths[0])))
+            return plain(_tables_at(call, torch.where(tokens < lengths, tokens, tokens - lengths + _first_length(at))))
 
         surgery.rotation(at.model.get_submodule(path), form)
 

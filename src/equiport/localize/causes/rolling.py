@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
-from equiport.localize.hypothesis import Candidate, Hypothesis
+from equiport.localize.hypothesis import Candidate, Edit, Hypothesis
 from equiport.localize.surgery import CoreCall, Surgery, has_core
 
 
@@ -41,24 +41,22 @@ class RollingCache(Hypothesis):
                 )
 
 
-def _edit(path: str, width: int, windowed: bool):  # type: ignore[no-untyped-def]
+def _edit(path: str, width: int, windowed: bool) -> Edit:
     def edit(at: Case, surgery: Surgery) -> None:
         lengths = torch.tensor(at.batch.prompt_lengths)[:, None, None]
 
         def core(call: CoreCall) -> CoreCall:
             size = call.query.shape[-2]
-            query, key = torch.arange(size)[:, None], torch.arange(size)[None]
-            late, kept = query >= lengths, (key >= lengths - (width - 1)) | (key >= lengths)
-            near = (key > query - width) if windowed else torch.ones_like(key <= query)
-            own = (key <= query) & torch.where(late, kept, near)
-            empty = late & (key >= width - 1) & (key < lengths)
+            query, slot = torch.arange(size)[:, None], torch.arange(size)[None]
+            late, kept = query >= lengths, slot >= lengths - (width - 1)
+            near = (slot > query - width) if windowed else torch.ones_like(slot <= query)
+            own = (slot <= query) & torch.where(late, kept, near)
+            empty = late & (slot >= width - 1) & (slot < lengths)
             seen = torch.cat((own, empty), dim=-1)
             fill = torch.finfo(call.query.dtype).min
             mask = torch.zeros(seen.shape, dtype=call.query.dtype).masked_fill(~seen, fill)[:, None]
-            longer = {
-                n: torch.cat((t, torch.zeros_like(t)), dim=2) for n, t in (("key", call.key), ("value", call.value))
-            }
-            return replace(call, mask=mask, **longer)
+            key, value = (torch.cat((side, torch.zeros_like(side)), dim=2) for side in (call.key, call.value))
+            return replace(call, mask=mask, key=key, value=value)
 
         surgery.core(at.model.get_submodule(path), core)
 
