@@ -18,6 +18,7 @@ from equiport.stacks.contract import Generation, LoadReport, ModelLimits, NotOff
 from .compiled import load_compiled, rebuild_config
 from .cpu_run import decode_step, greedy, prefill
 from .environment import installed_roots, resolve_environment
+from .graph_memory import memory_notes
 from .parallel import CpuParallelState
 from .port_config import cpu_neuron_config, inference_config
 from .port_module import import_port, port_class
@@ -243,6 +244,10 @@ class NxdiAdapter(StackAdapter):
                 wrapper.model = built
         inner: nn.Module = wrappers[0].model
         return inner
+
+    def run_notes(self, model: nn.Module) -> tuple[str, ...]:
+        """States of the port that calls so far have dropped, or carried by its own aliases, as a device does."""
+        return memory_notes(self.inner_model(model))
 
     def limits(self, model: nn.Module) -> ModelLimits:
         """Batch size and seq_len of the model's NeuronConfig."""

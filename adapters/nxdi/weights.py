@@ -24,6 +24,7 @@ from equiport.errors import EquiportError
 from equiport.stacks.checkpoint import checkpoint_keys
 from equiport.stacks.contract import LoadReport
 
+from .graph_memory import remember_as_compiled
 from .old_names import note, notes_of
 from .port_config import hf_value
 
@@ -74,6 +75,9 @@ def load_causal(model: Any, folder: Path) -> LoadReport:
                 if not _supplied(model, fault.__cause__, folder):
                     raise
                 continue
+        for wrapper in model.models:
+            if wrapper.model is not None:
+                remember_as_compiled(wrapper.model, wrapper)
         return _noted(counted.report(), model)
 
 
@@ -122,6 +126,7 @@ def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
     with _counting(type(inner)) as counted:
         _translated(load, counted, folder)
     inner.eval()
+    remember_as_compiled(inner, None)
     return _noted(counted.report(), inner)
 
 

@@ -38,7 +38,7 @@ from equiport.stages.progress import Progress
 
 _SEEDS = (42, 43, 44)
 _LIMIT = 1e-5
-_SUSPECTS = 4
+_SUSPECTS = 6
 
 
 class PortCheck(BaseModel):

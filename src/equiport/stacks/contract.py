@@ -166,6 +166,10 @@ class StackAdapter(ABC):
         """
         raise NotOffered(f"the {self.name} adapter does not tell a model's batch size and sequence length")
 
+    def run_notes(self, model: nn.Module) -> tuple[str, ...]:
+        """What calls of `forward` so far have shown of how the port runs here; for blind spots. Default: nothing."""
+        return ()
+
     def import_port(self, modeling_file: str | Path) -> ModuleType:
         """The port's module, imported as `create_model` will find it; patches change its classes.
 

@@ -59,7 +59,8 @@ class TraceResult:
     """Samples of one fixture, and how the port's weights loaded.
 
     `free`: samples of a free run, in which each side runs on its own activations; empty unless asked for. `order`:
-    target paths in the order in which the source computes their outputs. `notes`: what could not be compared.
+    target paths in the order in which the source computes their outputs. `notes`: what could not be compared, and what
+    the adapter has seen while the port ran.
     """
 
     samples: tuple[ComponentSample, ...]
@@ -155,7 +156,7 @@ def trace_components(
     gc.collect()
     targets: dict[torch.dtype, dict[str, ShadowOutput]] = {}
     freely: dict[torch.dtype, dict[str, ShadowOutput]] = {}
-    report = LoadReport(loaded=())
+    report, seen = LoadReport(loaded=()), dict[str, None]()
     for dtype, name in ((torch.bfloat16, "target"), (torch.float32, "target_fp32")):
         if dtype is torch.float32 and not with_fp32:
             continue
@@ -165,6 +166,7 @@ def trace_components(
         if free:
             freely[dtype] = _shadow_run(adapter, port, batch, instances, None)
         direct.take(name, adapter.inner_model(port), dtype)
+        seen.update(dict.fromkeys(adapter.run_notes(port)))
         del port
         gc.collect()
     samples, notes = direct.samples()
@@ -178,7 +180,7 @@ def trace_components(
         if bf16_free is not None and not i.is_rotary
         for sample in _samples(i, fixture, rows, fp32, bf16_free, freely, RoutingNoise({}, {}, batch.max_length))
     ]
-    return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32), tuple(notes))
+    return TraceResult(tuple(samples), report, tuple(own), _order(instances, fp32), (*notes, *seen))
 
 
 def _order(instances: Sequence[Instance], fp32: ReferenceIO) -> tuple[str, ...]:

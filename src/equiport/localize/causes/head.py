@@ -14,6 +14,8 @@ from equiport.localize.drafts import OwnWeights
 from equiport.localize.hypothesis import Candidate, Hypothesis
 from equiport.localize.surgery import Surgery
 
+_CAPS = ("final_logit_softcapping", "logits_soft_cap")
+
 
 class FinalSoftcap(Hypothesis):
     """The cap on the logits is missing, or another one."""
@@ -22,14 +24,17 @@ class FinalSoftcap(Hypothesis):
 
     def candidates(self, case: Case, reference: Mapping[str, Tensor]) -> Iterable[Candidate]:
         """Dropped, applied twice, the attention's value; where the source has one."""
-        own = case.number("final_logit_softcapping")
+        name = next((key for key in _CAPS if case.number(key)), "")
+        own = case.number(name) if name else None
         if not own or case.sources != ("",):
             return
         for value in (None, case.number("attn_logit_softcapping"), 50.0, 30.0):
             if value != own:
 
                 def edit(at: Case, surgery: Surgery, value: float | None = value) -> None:
-                    surgery.attribute(at.config, "final_logit_softcapping", value)
+                    # a source that always caps gets a cap that nothing reaches
+                    gone = None if name == _CAPS[0] else 1e6
+                    surgery.attribute(at.config, name, gone if value is None else value)
 
                 yield Candidate(
                     f"the softcap of the logits is {value or 'missing'}, the source's {own:g}", edit,

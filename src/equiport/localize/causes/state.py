@@ -29,7 +29,7 @@ class AloneInDecode(Hypothesis):
         if case.is_entry or case.observations[0].places is None:
             return
         found = [path for source in case.sources for path in mixers(case.model, source)]
-        choices = [(path,) for path in found]
+        choices: list[tuple[str, ...]] = [(path,) for path in found]
         if len(found) > 1:
             choices.append(tuple(found))
         for paths in choices:
