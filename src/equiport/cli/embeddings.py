@@ -115,7 +115,7 @@ def _judge(options: EmbeddingOptions, target: EmbeddingTarget) -> int:
     assert options.out is not None
     result = run_embeddings(options, target)
     page = write_embeddings_page(options.out, result)
-    for reason in result.reasons[:12]:
+    for reason in sorted(result.reasons, key=lambda item: bool(item.subject))[:12]:  # the whole set's come first
         print(f"{reason.code}{' ' + reason.subject if reason.subject else ''}: {reason.message}")
     if len(result.reasons) > 12:
         print(f"... and {len(result.reasons) - 12} more")

@@ -109,17 +109,17 @@ def cross_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -
     within = max(limits.spread, factor * abs(cross.spread_ratio_baseline - 1))
     confused = [row.prompt for number, row in enumerate(found.prompts) if row.nearest != number]
     means = f"cosines of unrelated prompts: {cross.target_mean:.4f} on average, the reference's {own}"
-    if not cross.spread_ratio >= 1 / (1 + within) or not cross.error_share <= limits.error_share:
-        message = (
-            f"prompts are spread {cross.spread_ratio:.3g} times as wide as in the reference, and differ from it by "
-            f"{100 * cross.error_share:.3g} % of that; {means}"
-        )
-        failed.append(reason(ReasonCode.COLLAPSED, message))
-    elif confused and not cross.confused_baseline:
-        failed.append(reason(ReasonCode.COLLAPSED, "is nearer to another prompt's reference than its own", confused[0]))
+    spread = f"prompts are spread {cross.spread_ratio:.3g} times as wide as in the reference; {means}"
+    if not cross.spread_ratio >= 1 / (1 + within):
+        failed.append(reason(ReasonCode.COLLAPSED, spread))
     elif not cross.spread_ratio <= 1 + within:
-        message = f"prompts are spread {cross.spread_ratio:.3g} times as wide as in the reference; {means}"
-        failed.append(reason(ReasonCode.CROSS_COSINE, message))
+        failed.append(reason(ReasonCode.CROSS_COSINE, spread))
+    if confused and not cross.confused_baseline:
+        message = f"is nearer to another prompt's reference than to its own ({len(confused)} prompts are)"
+        failed.append(reason(ReasonCode.CONFUSED, message, confused[0]))
+    elif not cross.error_share <= limits.error_share:
+        message = f"the error is {100 * cross.error_share:.3g} % of the spread that tells the reference's prompts apart"
+        failed.append(reason(ReasonCode.CONFUSED, message))
     limit = max(limits.cross, factor * cross.difference_baseline)
     if not cross.difference <= limit:
         message = f"a cosine of two prompts is off by {cross.difference:.3g} > {limit:.3g}; {means}"
@@ -140,8 +140,9 @@ def cross_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -
 def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateResult:
     """Alone against batched, and one set of neighbours against another of the same lengths.
 
-    Allowed is 1e-6 (bf16), or what the reference's own batches move it by, never above `batch_most`. What bf16
-    rounding could still explain beyond that is INCONCLUSIVE, the rest FAIL.
+    Allowed is 1e-6 (bf16), or `noise_factor` times what the reference's own batches move it by, never above
+    `batch_most`. What bf16 rounding could explain beyond that, by the mean distance of ref_bf16 from ref_fp32, is
+    INCONCLUSIVE; the rest FAIL.
     """
     if not found.batched:
         lacking = reason(ReasonCode.NOT_BATCHED, "no vectors of batches are given: leakage was not looked for")
@@ -149,8 +150,8 @@ def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateR
     fp32 = found.precision == "fp32"
     tight, most = (limits.batch_fp32, limits.batch_fp32_most) if fp32 else (limits.batch, limits.batch_most)
     allowed = max(tight, min(most, limits.noise_factor * found.batch_noise))
-    rounding = most if fp32 else limits.noise_factor * max(row.baseline for row in found.prompts)
-    doubtful = max(allowed, min(most, rounding))
+    baseline = sum(row.baseline for row in found.prompts) / len(found.prompts)
+    doubtful = max(allowed, most if fp32 else limits.noise_factor * baseline)
     failed: list[Reason] = []
     unclear: list[Reason] = []
     for row in found.prompts:

@@ -80,6 +80,7 @@ class ReasonCode(str, Enum):
     EMBEDDING_NORM = "EMBEDDING_NORM"  # the vector's length differs: normalised on one side, or scaled
     CROSS_COSINE = "CROSS_COSINE"  # unrelated prompts are nearer, or farther, than in the reference
     COLLAPSED = "COLLAPSED"  # prompts are told apart less well than the reference tells them apart
+    CONFUSED = "CONFUSED"  # a prompt's vector is as far from its own reference as from that of another prompt
     REFERENCE_COLLAPSED = "REFERENCE_COLLAPSED"  # the reference itself does not tell prompts apart
     BATCH_DEPENDENT = "BATCH_DEPENDENT"  # a prompt's embedding differs alone and in a batch
     NEIGHBOUR_LEAK = "NEIGHBOUR_LEAK"  # a prompt's embedding follows what its neighbours say

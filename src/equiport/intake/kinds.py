@@ -35,9 +35,9 @@ _LOGITS = (
     "next-token logits, teacher forced, prefill and decode on ragged rows (stages 1, 5 and 6)",
 )
 _COSINE = (
-    "not run by the stages; the protocol for it: cosine of target and reference embeddings above 0.999 for each of a "
-    "diverse set of prompts, unrelated prompts far lower (near 0.3), and a sequence alone against the same one in a "
-    "batch at 1.000000"
+    "not run by the stages; `equiport embeddings` does it, with the vectors of a server or of a file: cosine of target "
+    "and source above 0.999 for each of a diverse set of prompts, unrelated prompts as far apart as the source has "
+    "them, and a prompt alone against the same one in a batch at 1.000000"
 )
 #: kind -> (what is validated, what is not)
 SCOPE: Mapping[PortKind, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -22,16 +22,16 @@ _UNUSED = ("pooler.", "lm_head.", "cls.", "score.", "classifier.")  # heads that
 
 
 class Embedder:
-    """A source model in one dtype.
+    """A source model in one dtype and one of its class's attention implementations.
 
     Raises:
         EquiportError: transformers does not know it, weights lack tensors that hidden states need, or it has a decoder
             beside its encoder.
     """
 
-    def __init__(self, pooling: Pooling, dtype: torch.dtype) -> None:
+    def __init__(self, pooling: Pooling, dtype: torch.dtype, attention: str = "eager") -> None:
         self.pooling, self.dtype = pooling, dtype
-        self.model, self.unread = _load(pooling.backbone, dtype)
+        self.model, self.unread = _load(pooling.backbone, dtype, attention)
         self._takes = frozenset(inspect.signature(self.model.forward).parameters)
 
     @property
@@ -139,7 +139,7 @@ def encoder_of(pooling: Pooling) -> Encode | None:
     return encode
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, tuple[str, ...]]:
+def _load(folder: Path, dtype: torch.dtype, attention: str) -> tuple[Any, tuple[str, ...]]:
     """The model, and stored tensors that it does not read."""
     from transformers import AutoModel
 
@@ -155,7 +155,7 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, tuple[str, ...]]:
     with quiet_transformers():
         try:
             loaded: Any = AutoModel.from_pretrained(
-                str(folder), dtype=dtype, attn_implementation="eager", output_loading_info=True
+                str(folder), dtype=dtype, attn_implementation=attention, output_loading_info=True
             )
         except Exception as error:  # config validation and models' constructors raise all kinds
             raise EquiportError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equiport.compare.embeddings import Precision, distance
+from equiport.errors import EquiportError
 from equiport.fixtures.embedding_plan import EmbeddingPlan
 from equiport.reference.embedder import Embedder, Side
 from equiport.reference.embedding_alternatives import alternatives
@@ -23,7 +24,8 @@ _LAYOUTS: tuple[tuple[str, tuple[Side, ...]], ...] = (("right", ("right",)), ("l
 class ReferenceVectors:
     """float32 [N, D] of every prompt alone; the largest 1 - cosine between alone and batched, by precision.
 
-    `layouts`: the sides of padding that leave the source unmoved in fp32, over which that noise was measured.
+    `layouts`: the sides of padding that leave the source unmoved in fp32. The noise was measured over them, and over
+    the class's own attention implementations: eager alone often rounds padded batches as it rounds single rows.
     """
 
     bf16: Tensor
@@ -61,11 +63,13 @@ def measure_reference(pooling: Pooling, plan: EmbeddingPlan) -> ReferenceVectors
     rounded = Embedder(pooling, torch.bfloat16)
     bf16 = rounded.alone(plan.items)
     noise = max((_moved(rounded, plan, bf16, side) for side in sides.values()), default=0.0)
+    del rounded
+    noise = max(noise, _noise_of_sdpa(pooling, plan, tuple(sides.values())))
     return ReferenceVectors(bf16, fp32, noise, noise_fp32, tuple(sides), class_name, unread)
 
 
 def explain(pooling: Pooling, plan: EmbeddingPlan, target: Tensor, cosine: float) -> list[str]:
-    """What the source would have to do to give the target's vectors, if one change of it does for every prompt."""
+    """What the source would have to do to give the target's vectors, if one change brings every prompt to `cosine`."""
     others = alternatives(Embedder(pooling, torch.float32), plan.items)
     lowest = {name: 1 - float(distance(target, vectors).max()) for name, vectors in others.items()}
     fitting = {name: value for name, value in lowest.items() if value > cosine}
@@ -73,6 +77,16 @@ def explain(pooling: Pooling, plan: EmbeddingPlan, target: Tensor, cosine: float
         f"the target's vectors are those of the source with {name} (cosine {value:.6f} or more for every prompt)"
         for name, value in sorted(fitting.items(), key=lambda pair: -pair[1])[:1]
     ]
+
+
+def _noise_of_sdpa(pooling: Pooling, plan: EmbeddingPlan, sides: Sequence[Side]) -> float:
+    """0 where the class has no such attention."""
+    try:
+        embedder = Embedder(pooling, torch.bfloat16, "sdpa")
+    except EquiportError:
+        return 0.0
+    alone = embedder.alone(plan.items)
+    return max((_moved(embedder, plan, alone, side) for side in sides), default=0.0)
 
 
 def _moved(embedder: Embedder, plan: EmbeddingPlan, alone: Tensor, side: Side) -> float:
@@ -85,5 +99,4 @@ def _moved(embedder: Embedder, plan: EmbeddingPlan, alone: Tensor, side: Side) -
 
 
 def _ordered(rows: dict[int, Tensor], number: int) -> Tensor:
-    in_order: Sequence[Tensor] = [rows[row] for row in range(number)]
-    return torch.stack(list(in_order))
+    return torch.stack([rows[row] for row in range(number)])

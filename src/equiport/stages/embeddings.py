@@ -147,7 +147,8 @@ def run_embeddings(options: EmbeddingOptions, target: EmbeddingTarget) -> Embedd
     hints = list(theirs.notes)
     if ReasonCode.EMBEDDING_COSINE.value in codes:
         with progress.step("what the source would have to do to give these vectors"):
-            hints += explain(pooling, plan, theirs.alone, limits.cosine)
+            noise = limits.noise_factor * max(row.baseline for row in found.prompts)
+            hints += explain(pooling, plan, theirs.alone, 1 - max(1 - limits.cosine, noise))
     result = EmbeddingResult(
         verdict=gate.verdict,
         reasons=[ReasonRecord.of(item) for item in gate.reasons],
