@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor, nn
@@ -148,6 +149,8 @@ class Port:
         self.model: Any = AutoModel.from_pretrained(str(folder), dtype=dtype, attn_implementation=attention).eval()
         self.rows, self.normalize, self.side, self.masked, self.causal = rows, normalize, side, masked, causal
         self.after = after
+        # a bert of transformers 4 takes masks of three dimensions, all others of four
+        self.flat = self.model.config.model_type == "bert" and transformers.__version__.startswith("4.")
 
     def __call__(self, batch: Sequence[Sequence[int]]) -> Tensor:
         width = max(map(len, batch))
@@ -162,7 +165,12 @@ class Port:
             shown = torch.ones(width, width).tril() if self.causal else torch.ones(width, width)
             allowed = shown.bool()[None] & seen.bool()[:, None] | torch.eye(width).bool()[None]
             blocked = torch.finfo(self.model.dtype).min
+            if self.flat:
+                return self._pooled(ids, mask, allowed.long())
             seen = torch.zeros(allowed.shape).masked_fill(~allowed, blocked).to(self.model.dtype)[:, None]
+        return self._pooled(ids, mask, seen)
+
+    def _pooled(self, ids: Tensor, mask: Tensor, seen: Tensor) -> Tensor:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
             hidden = self.model(input_ids=ids, attention_mask=seen, position_ids=positions).last_hidden_state.float()

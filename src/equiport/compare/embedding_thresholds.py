@@ -38,7 +38,8 @@ class EmbeddingThresholds(BaseModel):
     noise_share: _Share = 0.05  # bf16 error energy / the reference's spread <=, else the reference shows nothing
     reference_cross: _Share = 0.999  # mean cosine of the reference's unrelated prompts <, else it shows nothing
     # a prompt alone against the same one in a batch
-    batch: _Positive = 1e-6  # bf16: distance <=, or noise_factor times the reference's own batch noise, up to
+    batch_factor: _Positive = 2.0
+    batch: _Positive = 1e-6  # bf16: distance <=, or batch_factor times the reference's own batch noise, up to
     batch_most: _Positive = 1e-4
     batch_fp32: _Positive = 1e-9  # fp32: distance <=, or as above, up to
     batch_fp32_most: _Positive = 1e-6

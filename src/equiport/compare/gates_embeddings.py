@@ -140,7 +140,7 @@ def cross_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -
 def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateResult:
     """Alone against batched, and one set of neighbours against another of the same lengths.
 
-    Allowed is 1e-6 (bf16), or `noise_factor` times what the reference's own batches move it by, never above
+    Allowed is 1e-6 (bf16), or `batch_factor` times what the reference's own batches move it by, never above
     `batch_most`. What bf16 rounding could explain beyond that, by the mean distance of ref_bf16 from ref_fp32, is
     INCONCLUSIVE; the rest FAIL.
     """
@@ -149,7 +149,7 @@ def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateR
         return GateResult("batch", Verdict.INCONCLUSIVE, (lacking,))
     fp32 = found.precision == "fp32"
     tight, most = (limits.batch_fp32, limits.batch_fp32_most) if fp32 else (limits.batch, limits.batch_most)
-    allowed = max(tight, min(most, limits.noise_factor * found.batch_noise))
+    allowed = max(tight, min(most, limits.batch_factor * found.batch_noise))
     baseline = sum(row.baseline for row in found.prompts) / len(found.prompts)
     doubtful = max(allowed, most if fp32 else limits.noise_factor * baseline)
     failed: list[Reason] = []

@@ -80,7 +80,10 @@ class EndpointTarget:
                     f"(prompt {label}): its tokenizer, or the special tokens it adds, differ"
                 )
                 break
-        blind = ["whether the server ran the prompts of one request in one forward"]
+        blind = [
+            "whether the server ran the prompts of one request in one forward, and without its prefix cache, which may "
+            "answer a batch by what it computed alone"
+        ]
         if self.token_ids:
             blind.append("the server's tokenizer: token ids were sent")
         return replace(found, notes=tuple(notes), blind_spots=tuple(blind))

@@ -220,6 +220,8 @@ def _blind_spots(
 ) -> list[str]:
     plan, pooling = question.plan, question.pooling
     spots = [f"prompts of more than {max(len(item.ids) for item in plan.items)} tokens"]
+    if options.precision == "bf16":
+        spots.append("faults below the error of bf16: a target in fp32 would show them")
     unmoved = [label for label, swapped in zip(plan.labels, plan.swaps, strict=True) if not swapped]
     if theirs.swapped is not None and unmoved:
         spots.append(
