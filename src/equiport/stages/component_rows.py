@@ -216,7 +216,8 @@ def row_reasons(rows: Sequence[ComponentRow], thresholds: Thresholds = SHIPPED_T
             figures = (
                 f"R32 worst {_figure(row.r32_worst)}, R mean {_figure(row.r_geomean)}, R worst {_figure(row.r_worst)}"
             )
-            message = f"{row.fixture} weights: {figures}; first at {row.first_bad}"
+            first = f"; first at {row.first_bad}" if row.first_bad else ""
+            message = f"{row.fixture} weights: {figures}{first}"
             if row.device_class:
                 message += f". It is built on the CPU alone: test {row.device_class} on the device"
             reasons.append(Reason(code, message, row.component))

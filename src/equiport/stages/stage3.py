@@ -6,7 +6,7 @@ Each suspect has a class by magnitude, as documented; and a proven cause where a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,11 +102,11 @@ def _body(context: StageContext, stage2: StageResult, metrics: ComponentMetrics,
     thresholds = context.thresholds.model_copy(update={"r_single": tau_r})
     if stage2.verdict is Verdict.PASS:
         return _after_pass(context, file, thresholds)
-    failing = list(
-        dict.fromkeys(row.component for row in (*metrics.rows, *metrics.unlabelled) if row.verdict is not Verdict.PASS)
-    )
+    rows = (*metrics.rows, *metrics.unlabelled)
+    failing = list(dict.fromkeys(row.component for row in rows if row.verdict is not Verdict.PASS))
+    undecided = set(failing) - {row.component for row in rows if row.verdict is Verdict.FAIL}
     faults = _faults(metrics.instances, failing, thresholds)
-    suspects = _suspects(context, faults, thresholds)
+    suspects = _suspects(context, faults, thresholds, undecided)
     _prove(context, suspects, metrics.instances, thresholds)
     traced = traced_runs(context, thresholds, long=False)
     _tell(context, traced)
@@ -222,14 +222,17 @@ def _weight(fault: _Fault) -> tuple[bool, float]:
     return (fault.pattern is Pattern.STEP, fault.row.excess)
 
 
-def _suspects(context: StageContext, faults: Sequence[_Fault], thresholds: Thresholds) -> list[Suspect]:
-    """Innermost components first; what contains a suspect is its consequence."""
+def _suspects(
+    context: StageContext, faults: Sequence[_Fault], thresholds: Thresholds, undecided: Set[str]
+) -> list[Suspect]:
+    """Innermost components first, what is only undecided last; what contains a suspect is its consequence."""
     entries = {}
     if context.experiment is not None:
         entries = {entry.name: entry for entry in mapping_of(context.experiment).tested}
     inner = [f for f in faults if not any(other.component.startswith(f.component + ".") for other in faults)]
     inner.sort(
         key=lambda fault: (
+            fault.component in undecided,
             fault.pattern is not Pattern.STEP,
             fault.row.layer if fault.row.layer is not None else -1,
             component_rank(fault.row.component_type),

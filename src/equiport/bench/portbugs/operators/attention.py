@@ -97,7 +97,7 @@ class SinksDropped(BugOperator):
 class LowSoftmax(BugOperator):
     """The softmax is taken in the scores' precision."""
 
-    name, family = "softmax in bf16", "llama"
+    name, family, quick = "softmax in bf16", "llama", True
     component, causes = ("self_attn",), ("precision order",)
 
     def inject(self, model: nn.Module) -> None:

@@ -115,7 +115,8 @@ class GraniteEmbedding(BugOperator):
     """embedding_multiplier is not read."""
 
     name, family = "embedding_multiplier dropped", "granite"
-    component, causes = ("embedding_multiplier", "embed_tokens"), ("embedding multiplier", "config key not read")
+    component = ("embedding_multiplier", "embed_tokens", "embeddings")
+    causes = ("embedding multiplier", "config key not read", "scale or multiplier")
 
     def inject(self, model: nn.Module) -> None:
         """The inner model."""
