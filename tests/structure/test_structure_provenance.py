@@ -102,3 +102,26 @@ def test_parts_of_a_transposed_tensor_tell_their_columns(tmp_path: Path) -> None
     found = provenance_of(tmp_path / "m", SHAPES, convert)
     columns = {tensor.target: tensor.column_map for tensor in found.tensors}
     assert columns == {"part.w": (2, 3, 4), "whole.w": tuple(range(8)), "rows.w": None, "mixed.w": None}
+
+
+ROUNDED: dict[str, tuple[Callable[[State], State], Origin, tuple[str, ...]]] = {
+    "copied": (lambda s: {"a.w": s["q"].bfloat16().float()}, Origin.COPIED, ("q",)),
+    "one of many": (lambda s: {"a.w": s["w99"].bfloat16().float()}, Origin.COPIED, ("w99",)),
+    "fused": (lambda s: {"a.w": torch.cat([s["q"], s["k"]]).bfloat16().float()}, Origin.FUSED, ("q", "k")),
+    "transposed": (lambda s: {"a.w": s["o"].t().bfloat16().float().contiguous()}, Origin.TRANSPOSED, ("o",)),
+    "long": (lambda s: {"a.w": s["long"].flip(0).bfloat16().float()}, Origin.ROWS, ("long",)),
+    "times three": (lambda s: {"a.w": (3 * s["norm"]).bfloat16().float()}, Origin.COMPUTED, ()),
+    "plus one": (lambda s: {"a.w": (s["norm"] + 1).bfloat16().float()}, Origin.COMPUTED, ()),
+    "a product": (lambda s: {"a.w": (s["q"] @ s["square"]).bfloat16().float()}, Origin.COMPUTED, ()),
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_cast_to_bf16_is_seen_through_and_arithmetic_is_not(tmp_path: Path, name: str) -> None:
+    convert, origin, sources = ROUNDED[name]
+    shapes = {**SHAPES, "long": (300, 2), **{f"w{number}": (2, 2) for number in range(100)}}
+    found = provenance_of(tmp_path / "m", shapes, convert).of("a.w")
+    assert found is not None and (found.origin, found.sources) == (origin, sources)
+    assert ("rounded to bf16" in found.note) == bool(sources)
+    if name == "long":
+        assert found.row_map == tuple((0, row) for row in reversed(range(300)))

@@ -2,7 +2,8 @@
 
 The port's own conversion is run on folders whose tensors hold tags instead of weights: once the tensor's identity,
 once each element's row, once its column. What arrives in the port's parameters tells where every element came from,
-through renames, fusions, splits, transposes, replications and ties alike.
+through renames, fusions, splits, transposes, replications and ties alike. Where a conversion casts to bf16, tags are
+sent again, a digit at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from equiport.fixtures.folder import TensorHeader, fill_like, read_config, tensor_headers, write_folder
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stacks.port_classes import PortClasses
+from equiport.structure.rounded_tags import WITNESS, combined, digit, digits, is_rounded
 
 # an identity tag is _STEP * n + _MARK: arithmetic on it (norm + 1, a multiplier) breaks the residue and shows
 _STEP, _MARK = 1024, 37
@@ -102,12 +104,18 @@ def trace_provenance(
         _decode(name, arrived.identity[name], arrived.row[name], arrived.column[name], names)
         for name in sorted(arrived.identity)
     ]
+    rounded = [one.target for one in tensors if one.origin is Origin.COMPUTED and arrived.rounded(one.target)]
+    if rounded:
+        again = passes.by_digits(rounded)
+        tensors = [_unrounded(one, again, names) if one.target in rounded else one for one in tensors]
     # a buffer of the port's own making is no weight; one that holds a stored tensor is
     tensors = [tensor for tensor in tensors if tensor.target not in arrived.buffers or tensor.sources]
     if any(tensor.origin is Origin.COMPUTED for tensor in tensors):
-        again = passes.reversed_identity()
+        reverse = passes.reversed_identity()
         tensors = [
-            _solve_affine(tensor, arrived, again[tensor.target], names) if tensor.origin is Origin.COMPUTED else tensor
+            _solve_affine(tensor, arrived, reverse[tensor.target], names)
+            if tensor.origin is Origin.COMPUTED
+            else tensor
             for tensor in tensors
         ]
     used = {source for tensor in tensors for source in tensor.sources}
@@ -123,6 +131,19 @@ class _Arrived:
     column: dict[str, Tensor]
     buffers: frozenset[str]
     load: LoadReport
+
+    def rounded(self, name: str) -> bool:
+        """Whether all that arrived in it is bf16."""
+        return all(is_rounded(part[name]) for part in (self.identity, self.row, self.column))
+
+
+@dataclass(frozen=True)
+class _Digits:
+    """Identity, row and column of rounded tensors, put together of digits; identity as a tag, or -1."""
+
+    identity: dict[str, Tensor]
+    row: dict[str, Tensor]
+    column: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -159,6 +180,27 @@ class _Passes:
         return self._run(
             "identity reversed", lambda header: torch.full(header.shape, _tag(number[header.name]))
         ).tensors
+
+    def by_digits(self, targets: list[str]) -> _Digits:
+        """Identity, row and column once more for these tensors, by tags that a cast to bf16 leaves alone."""
+        number = {name: index + 1 for index, name in enumerate(self.names)}
+        shapes = [header.shape for header in tensor_headers(self.folder)]
+        height = max((shape[0] for shape in shapes if shape), default=1)
+        width = max((int(np.prod(shape[1:], dtype=np.int64)) for shape in shapes if shape), default=1)
+        witness = self._run("witness", lambda header: torch.full(header.shape, WITNESS)).tensors
+
+        def sent(label: str, of: Callable[[TensorHeader], Tensor], largest: int) -> dict[str, Tensor]:
+            def send(place: int) -> dict[str, Tensor]:
+                return self._run(f"{label}, digit {place}", lambda header: digit(of(header), place)).tensors
+
+            return combined(send, digits(largest), targets, witness)
+
+        numbers = sent("identity", lambda header: torch.full(header.shape, float(number[header.name])), len(number))
+        row = sent("row", lambda header: _index_along(header.shape, rows=True), height - 1)
+        column = sent("column", lambda header: _index_along(header.shape, rows=False), width - 1)
+        whole = {name: (value > 0) & (row[name] >= 0) & (column[name] >= 0) for name, value in numbers.items()}
+        tags = {name: torch.where(whole[name], value * _STEP + _MARK, -1.0) for name, value in numbers.items()}
+        return _Digits(tags, row, column)
 
     def _run(self, label: str, tag: Callable[[TensorHeader], Tensor]) -> _Held:
         self.on_step(f"tagging {label}")
@@ -227,6 +269,15 @@ def _decode(name: str, identity: Tensor, row: Tensor, column: Tensor, names: lis
     column_map = _column_map(rows, columns) if row_map is None and len(present) == 1 else None
     origin = _origin(row_map, rows, columns, len(present))
     return TensorProvenance(name, origin, sources, shape, row_map, column_map=column_map)
+
+
+def _unrounded(tensor: TensorProvenance, again: _Digits, names: list[str]) -> TensorProvenance:
+    """What the digits say of it; left alone where they say nothing."""
+    name = tensor.target
+    found = _decode(name, again.identity[name], again.row[name], again.column[name], names)
+    if not found.sources:
+        return tensor
+    return replace(found, note="; ".join(text for text in (found.note, "rounded to bf16") if text))
 
 
 def _solve_affine(tensor: TensorProvenance, arrived: _Arrived, again: Tensor, names: list[str]) -> TensorProvenance:
