@@ -7,7 +7,9 @@ from pathlib import Path
 from equiport.errors import EquiportError
 from equiport.experiment.atomic import write_json
 from equiport.intake.inspection import PortInspection
+from equiport.intake.key_layout import layout_read
 from equiport.intake.kinds import SCOPE, PortKind
+from equiport.reference.key_layout import declare_layout
 
 SOURCE = "source"
 
@@ -31,7 +33,8 @@ def check_runnable(inspection: PortInspection) -> None:
 def write_source(inspection: PortInspection, root: Path) -> Path:
     """Write the tiny config into EXP_DIR/source, a folder with a config alone; its path.
 
-    Stage 0 draws weights for it, and the headline says "synthetic weights".
+    Stage 0 draws weights for it, and the headline says "synthetic weights". Beside it stands under which names they are
+    stored, where the port's conversion does not read those of `save_pretrained`.
 
     Raises:
         EquiportError: the port cannot be run (`check_runnable`), or the folder cannot be written.
@@ -44,6 +47,7 @@ def write_source(inspection: PortInspection, root: Path) -> Path:
         raise EquiportError(
             f"cannot be made: {error.strerror}", where=folder, field="--out", remedy="Choose another folder."
         ) from None
-    assert inspection.tiny is not None
+    assert inspection.tiny is not None and inspection.classes is not None
     write_json(folder / "config.json", inspection.tiny)
+    declare_layout(folder, layout_read(inspection.port, inspection.classes, folder))
     return folder

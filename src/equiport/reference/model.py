@@ -22,10 +22,14 @@ from equiport.errors import EquiportError
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.tiny_config import tiny_config
 from equiport.fixtures.weights import WeightKind, draw_weights
+from equiport.reference.key_layout import check_same, layout_for, part_of_whole, store_as
 from equiport.reference.names import attribute_names
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+# names of a causal LM that is no part of another model
+_USUAL = ("model.", "transformer.", "lm_head.")
 
 
 @dataclass(frozen=True)
@@ -53,11 +57,18 @@ def load_reference(folder: Path, dtype: torch.dtype) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     read_config(folder)
-    tensor_headers(folder)
+    stored = [header.name for header in tensor_headers(folder)]
+    part = None
+    if not any(name.startswith(_USUAL) for name in stored):
+        shape: Any = skeleton(folder)
+        part = part_of_whole(folder, shape)
     with quiet_transformers():
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, attn_implementation="eager", output_loading_info=True
+            options = {"dtype": dtype, "attn_implementation": "eager", "output_loading_info": True}
+            loaded: Any = (
+                AutoModelForCausalLM.from_pretrained(str(folder), **options)
+                if part is None
+                else type(shape).from_pretrained(None, config=shape.config, state_dict=part, **options)
             )
         except Exception as error:  # config validation and models' constructors raise all kinds
             raise EquiportError(
@@ -118,7 +129,8 @@ def _parameters_on_meta() -> Iterator[None]:
 def materialize(
     source: Path, target: Path, kind: WeightKind, seed: int, *, tiny: bool, square: bool = False
 ) -> Fixture:
-    """Write a fixture folder with drawn weights, in the layout that `save_pretrained` gives.
+    """Write a fixture folder with drawn weights, stored under names as in `source` (reference/key_layout.py), else as
+    `save_pretrained` does.
 
     `tiny` shrinks the dimensions first; otherwise the model's own config is used whole.
 
@@ -142,12 +154,17 @@ def materialize(
     with _staged(target) as staging:
         with quiet_transformers():
             model.save_pretrained(str(staging), safe_serialization=True)
+        layout = layout_for(source, model)
+        if not layout.is_plain:
+            store_as(staging, layout)
         # the port must read the same keys as in the user's own config.json, whatever this transformers renames
         saved = json.loads((staging / "config.json").read_text(encoding="utf-8"))
         merged = {**saved, **(shrunk.config if shrunk else raw)}
         (staging / "config.json").write_text(json.dumps(merged, indent=2), encoding="utf-8")
         with quiet_transformers():
             AutoConfig.from_pretrained(str(staging))
+        if not layout.is_plain:
+            check_same(model, load_reference(staging, torch.float32), target)
     return Fixture(target, kind, seed, tiny, shrunk.notes if shrunk else ())
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from equiport.errors import EquiportError
 from equiport.fixtures.folder import tensor_headers
+from equiport.reference.key_layout import layout_of
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -26,14 +27,15 @@ def loaded_names(model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
     """
     own = set(model.state_dict())
     rename: Callable[[str], str] | None = None
-    found = {}
+    found, stored = {}, list(stored)
+    added = layout_of(stored, model).added
     for name in stored:
         found[name] = name
         if name in own:
             continue
         if rename is None:
             rename = _renaming(model, own)
-        loaded = rename(name)
+        loaded = rename(name.removeprefix(added))
         if loaded in own:
             found[name] = loaded
     return found

@@ -16,6 +16,7 @@ from equiport.experiment.atomic import write_json
 from equiport.experiment.config import EquivConfig
 from equiport.fixtures.folder import has_weights, read_config, tensor_headers
 from equiport.fixtures.weights import WeightKind
+from equiport.reference.key_layout import layout_of
 from equiport.reference.model import constants, materialize, skeleton
 from equiport.reference.stored_names import loaded_names
 from equiport.stacks.contract import StackAdapter
@@ -111,7 +112,8 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
         folder,
         on_step=lambda text: progress.line(f"provenance: {text}"),
     )
-    names = loaded_names(source, [header.name for header in tensor_headers(folder)])
+    stored = [header.name for header in tensor_headers(folder)]
+    names, layout = loaded_names(source, stored), layout_of(stored, source)
     provenance = provenance.loaded(names)
     mapping, check, origin = _mapping(context, source, target, provenance)
     divergences = detect_class_divergence(subject.modeling_file, adapter.source_roots())
@@ -151,7 +153,8 @@ def _body(context: StageContext, output_dir: Path) -> Outcome:
             f"device class untested: {item.where} runs {item.cpu_class} here and {item.device_class} on the device"
             for item in divergences
         ]
-        + [f"loading: {note}" for note in provenance.load.notes],
+        + [f"loading: {note}" for note in provenance.load.notes]
+        + ([f"checkpoint: {layout.words()}"] if layout.words() else []),
         inputs=mapping_file,
     )
 
