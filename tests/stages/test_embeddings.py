@@ -156,6 +156,16 @@ def test_an_error_beyond_bf16_that_cosines_let_pass(world: Callable[[str, str], 
     assert result.verdict is Verdict.INCONCLUSIVE and codes(result) == {"EMBEDDING_NOISE"}
 
 
+def test_what_bf16_hides_shows_in_fp32(world: Callable[[str, str], Path]) -> None:
+    """GELU by tanh in place of erf."""
+    folder = world(*MEAN_OF_BERT)
+    port = Port(folder, mean, dtype=torch.float32)
+    for layer in port.model.encoder.layer:
+        layer.intermediate.intermediate_act_fn = torch.nn.GELU("tanh")
+    result = judged(folder, port, precision="fp32")
+    assert result.verdict is Verdict.INCONCLUSIVE and codes(result) == {"EMBEDDING_NOISE"}
+
+
 def constant(folder: Path) -> Callable[[Any], Tensor]:
     """One vector for every prompt: the mean of the right ones."""
     right = Port(folder, mean)

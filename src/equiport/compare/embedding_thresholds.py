@@ -28,6 +28,7 @@ class EmbeddingThresholds(BaseModel):
     cosine: _Share = 0.999  # a bf16 target: cosine with ref_bf16 >
     distance_fp32: _Positive = 1e-6  # an fp32 target: distance from ref_fp32 <=
     r_pooled: _Positive = 2.0  # a bf16 target: its error / that of ref_bf16, both from ref_fp32 <=, else inconclusive
+    r32_pooled: _Positive = 1e-3  # an fp32 target: the same ratio <=, else inconclusive
     noise_factor: _Positive = 4.0  # what is within this many times the reference's own noise may be rounding
     norm: _Positive = 0.01  # |norm / reference's norm - 1| <=, or noise_factor times the reference's own, up to
     norm_most: _Positive = 0.05
@@ -38,8 +39,7 @@ class EmbeddingThresholds(BaseModel):
     noise_share: _Share = 0.05  # bf16 error energy / the reference's spread <=, else the reference shows nothing
     reference_cross: _Share = 0.999  # mean cosine of the reference's unrelated prompts <, else it shows nothing
     # a prompt alone against the same one in a batch
-    batch_factor: _Positive = 2.0
-    batch: _Positive = 1e-6  # bf16: distance <=, or batch_factor times the reference's own batch noise, up to
+    batch: _Positive = 1e-6  # bf16: distance <=, or noise_factor times the reference's own batch noise, up to
     batch_most: _Positive = 1e-4
     batch_fp32: _Positive = 1e-9  # fp32: distance <=, or as above, up to
     batch_fp32_most: _Positive = 1e-6

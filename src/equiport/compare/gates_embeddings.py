@@ -31,7 +31,7 @@ def same_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) ->
     """Each prompt's cosine with the reference of the target's precision.
 
     A cosine that fails within `noise_factor` times the reference's own distance from fp32 is INCONCLUSIVE, and so is a
-    bf16 target whose cosines hold while its pooled error is more than `r_pooled` times that of bf16.
+    target whose cosines hold while its pooled error is more than `r_pooled` (fp32: `r32_pooled`) times that of bf16.
     """
     fp32 = found.precision == "fp32"
     limit = limits.distance_fp32 if fp32 else 1.0 - limits.cosine
@@ -48,10 +48,11 @@ def same_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) ->
             message += f"; the source's own bf16 and fp32: {1 - row.baseline:.6f}"
             failed.append(reason(ReasonCode.EMBEDDING_COSINE, message, row.prompt))
     ratio = found.r_pooled
-    if not fp32 and not failed and not unclear and ratio is not None and not ratio <= limits.r_pooled:
+    most = limits.r32_pooled if fp32 else limits.r_pooled
+    if not failed and not unclear and ratio is not None and not ratio <= most:
         message = (
-            f"cosines hold, but the error is {ratio:.3g} times that of the source's bf16 (> {limits.r_pooled:g}): "
-            "rounding does not explain it"
+            f"cosines hold, but the error is {ratio:.3g} times that of the source's bf16 (> {most:g}): "
+            f"rounding {'in fp32 ' if fp32 else ''}does not explain it"
         )
         unclear.append(reason(ReasonCode.EMBEDDING_NOISE, message))
     if len(found.prompts) < limits.min_prompts:
@@ -62,7 +63,7 @@ def same_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) ->
         Figure("lowest cosine of ref_bf16 and ref_fp32", min(1 - row.baseline for row in found.prompts)),
     ]
     if ratio is not None:
-        figures.append(Figure("pooled R", ratio, None if fp32 else limits.r_pooled))
+        figures.append(Figure("pooled R32" if fp32 else "pooled R", ratio, most))
     return _result("same prompt", failed, unclear, tuple(figures))
 
 
@@ -140,7 +141,7 @@ def cross_prompt_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -
 def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateResult:
     """Alone against batched, and one set of neighbours against another of the same lengths.
 
-    Allowed is 1e-6 (bf16), or `batch_factor` times what the reference's own batches move it by, never above
+    Allowed is 1e-6 (bf16), or `noise_factor` times what the reference's own batches move it by, never above
     `batch_most`. What bf16 rounding could explain beyond that, by the mean distance of ref_bf16 from ref_fp32, is
     INCONCLUSIVE; the rest FAIL.
     """
@@ -149,7 +150,7 @@ def batch_gate(found: EmbeddingComparison, limits: EmbeddingThresholds) -> GateR
         return GateResult("batch", Verdict.INCONCLUSIVE, (lacking,))
     fp32 = found.precision == "fp32"
     tight, most = (limits.batch_fp32, limits.batch_fp32_most) if fp32 else (limits.batch, limits.batch_most)
-    allowed = max(tight, min(most, limits.batch_factor * found.batch_noise))
+    allowed = max(tight, min(most, limits.noise_factor * found.batch_noise))
     baseline = sum(row.baseline for row in found.prompts) / len(found.prompts)
     doubtful = max(allowed, most if fp32 else limits.noise_factor * baseline)
     failed: list[Reason] = []
