@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from equiport.bench.family_check import logits_error
 from equiport.compare.gates import judge
-from equiport.compare.reasons import UNDECIDED
-from equiport.compare.records import make_record
+from equiport.compare.reasons import UNDECIDED, ReasonCode, reason
+from equiport.compare.records import Record, make_record
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError
@@ -27,7 +27,7 @@ from equiport.stacks.port_classes import PortClasses
 from equiport.stages import stage0
 from equiport.stages.boundaries import settle_boundaries
 from equiport.stages.causes import CauseReport, innermost, prove_causes
-from equiport.stages.component_check import compare_sample
+from equiport.stages.component_check import compare_sample, labels_of
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
 from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
@@ -35,6 +35,7 @@ from equiport.stages.device_classes import device_classes, settle_device_classes
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.instances import instance_rows
 from equiport.stages.progress import Progress
+from equiport.trace.sample import ComponentSample
 
 _SEEDS = (42, 43, 44)
 _LIMIT = 1e-5
@@ -83,13 +84,12 @@ def check_port(subject: Subject, exp: Path, adapter: StackAdapter) -> PortCheck:
     plan = TracePlan(_SEEDS, (WeightKind.REAL,))
     manifest = write_trace(experiment, subject, adapter, model, plan, Progress(quiet=True))
     mapping = mapping_of(experiment)
-    found = [
-        compare_sample(sample)
+    records = [
+        _record(sample, thresholds)
         for entry in mapping.tested
         if entry.name not in manifest.untestable
         for sample in component_samples(trace_folder(experiment), entry.name)
     ]
-    records = [make_record(c.name, comparison=c, result=judge(c, thresholds, thresholds.r_slice)) for c in found]
     instances = instance_rows(records, thresholds)
     rows = component_rows([FileEvidence("", tuple(records), 1, (), "")], thresholds)
     rows = settle_boundaries(rows, instances, mapping)
@@ -114,6 +114,16 @@ def check_port(subject: Subject, exp: Path, adapter: StackAdapter) -> PortCheck:
     except EquiportError as error:
         return check.model_copy(update={"said": error.line()})
     return check.model_copy(update={"decode": decode, "prefill": prefill})
+
+
+def _record(sample: ComponentSample, thresholds: Thresholds) -> Record:
+    """The judged comparison; of tensors that cannot be compared a failing record, as a test file leaves it."""
+    try:
+        found = compare_sample(sample)
+    except EquiportError as error:
+        said = reason(ReasonCode.SHAPE_MISMATCH, error.what, sample.name)
+        return make_record(sample.name, reasons=(said,), labels=labels_of(sample))
+    return make_record(found.name, comparison=found, result=judge(found, thresholds, thresholds.r_slice))
 
 
 def main() -> None:

@@ -36,16 +36,21 @@ def compare_sample(sample: ComponentSample, plots_dir: Path | None = None) -> Co
         name=sample.name,
         baseline="plain" if sample.reduction_split == 1 else f"split:{sample.reduction_split}",
         plots_dir=plots_dir,
-        labels=Labels(
-            component=sample.component,
-            component_type=sample.component_type,
-            layer=sample.layer,
-            seed=sample.seed,
-            fixture=sample.fixture_kind,
-            phase="prefill" if sample.phase == "prefill" else "decode" if sample.phase == "decode" else "",
-        ),
+        labels=labels_of(sample),
     )
     return found.model_copy(update={"tokens": sample.tokens, "tokens_unsure": sample.unsure})
+
+
+def labels_of(sample: ComponentSample) -> Labels:
+    """What the records of a sample say of it."""
+    return Labels(
+        component=sample.component,
+        component_type=sample.component_type,
+        layer=sample.layer,
+        seed=sample.seed,
+        fixture=sample.fixture_kind,
+        phase="prefill" if sample.phase == "prefill" else "decode" if sample.phase == "decode" else "",
+    )
 
 
 def check_components(comparisons: Sequence[Comparison], name: str) -> bool:
