@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equiport.errors import EquiportError
@@ -94,6 +94,7 @@ def test_modules_outside_the_folder_are_refused(tmp_path: Path) -> None:
         read_pooling(folder(root, [("..", "Transformer"), PLAIN[1]], {"pooling_mode_mean_tokens": True}))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=4), st.sampled_from(PoolingMode), st.integers(0, 3))
 def test_padding_on_either_side_does_not_matter(lengths: list[int], mode: PoolingMode, extra: int) -> None:
     torch.manual_seed(sum(lengths))
