@@ -24,7 +24,7 @@ Examples:
 
 The source is transformers' class on the CPU (bf16 and fp32). Pooling is read from modules.json and what it names; what
 no file says is asked for. Checked: each prompt's cosine with the source, unrelated prompts against one another, lengths
-of vectors, each prompt alone against in batches, and with other neighbours of the same lengths. --prompts: a text file,
+of vectors, each prompt alone and in batches, and with other neighbours of the same lengths. --prompts: a text file,
 one a line, or .json: a list of texts or lists of token ids. Python: equiport.stages.embeddings.run_embeddings with a
 CallableTarget. Writes embeddings.json, EMBEDDINGS.md and the vectors into --out.
 
