@@ -81,3 +81,24 @@ def explained(root: Path, config: dict[str, Any], path: str, inject: Inject) -> 
     """What the search says of the defect, on two seeds."""
     cases = [case_of(model_folder(root, config, seed), path, inject, seed) for seed in (11, 12)]
     return explain(cases, Thresholds())
+
+
+def low_cases(folder: Path, path: str, inject: Inject, seed: int) -> tuple[Case, Case]:
+    """The module in bf16, fed by the fp32 source: what the defective model gives of it, and what fp32 gives."""
+    batch = draw_batch(131, (20, 13), 1, seed)
+    exact, low, port = (load_reference(folder, dtype) for dtype in (torch.float32, torch.bfloat16, torch.bfloat16))
+    inject(port)
+    feed = capture_reference(exact, batch, (path,))
+    places = torch.tensor([(row, at) for row, length in enumerate(batch.prompt_lengths) for at in range(length)])
+    rows, tokens = places.unbind(1)
+    wide = feed.outputs[path][rows, tokens]
+    rounded, given = (
+        capture_reference(model, batch, (path,), feed=feed).outputs[path][rows, tokens] for model in (low, port)
+    )
+    baseline = float((rounded.double() - wide.double()).norm())
+    entry = MappingEntry((path,), (path,), component_type="moe")
+    first, second = (
+        Case(model, (path,), entry, batch, feed, (Observation("prefill", value, baseline, places),))
+        for model, value in ((low, given), (exact, wide))
+    )
+    return first, second

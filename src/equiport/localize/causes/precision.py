@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,13 @@ def candidates(case: Case) -> Iterable[Candidate]:
     for path, module in case.sites(Part.ATTENTION):
         if has_core(module):
             yield Candidate(f"the softmax of {path} is taken in bf16", _low_softmax(path), "take the softmax in fp32")
+    experts = case.number("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    for path, module in case.sites(*Part):
+        if experts and hasattr(module, "experts") and (hasattr(module, "gate") or hasattr(module, "router")):
+            yield Candidate(
+                f"the scores of the experts of {path} are rounded to bf16 before the choice",
+                _low_scores(path, int(experts)), "choose and weigh the experts by scores in fp32",
+            )  # fmt: skip
     for path, _ in case.sites(Part.LINEAR):
         for parts in (2, 4, 8):
             yield Candidate(
@@ -125,6 +133,36 @@ def _low_softmax(path: str):  # type: ignore[no-untyped-def]
             return call
 
         surgery.core(attention, core)
+
+    return edit
+
+
+_SCORES = ((torch.Tensor, "sigmoid"), (torch.Tensor, "softmax"), (torch, "sigmoid"), (torch, "softmax"))
+
+
+def _low_scores(path: str, experts: int):  # type: ignore[no-untyped-def]
+    """While the mixture runs, what sigmoid and softmax give for a row of experts is cast to bf16."""
+
+    def edit(at: Case, surgery: Surgery) -> None:
+        mixture, inside = at.model.get_submodule(path), [False]
+        original = mixture.forward
+
+        def run(*args: object, **kwargs: object) -> object:
+            inside[0] = True
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside[0] = False
+
+        surgery.forward(mixture, run)
+        for owner, name in (*_SCORES, (torch.nn.functional, "softmax")):
+            kept = getattr(owner, name)
+
+            def low(scores: Tensor, *args: object, kept: Any = kept, **kwargs: object) -> Any:
+                out = kept(scores, *args, **kwargs)
+                return out.bfloat16() if inside[0] and scores.shape[-1] == experts else out
+
+            surgery.attribute(owner, name, low)
 
     return edit
 
