@@ -11,7 +11,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from equiport.errors import EquiportError
 from equiport.stacks.checkpoint import checkpoint_keys
 from equiport.stacks.contract import LoadReport
 
+from .conversion import Supply, explained, next_supply, supplied
 from .graph_memory import remember_as_compiled
 from .old_names import note, notes_of
 from .port_config import hf_value
@@ -67,18 +68,52 @@ def load_causal(model: Any, folder: Path) -> LoadReport:
     """Weights of a causal-LM application, by its own `to_cpu()`."""
     checkpoint_keys(folder)
     model.config._name_or_path = model.model_path = str(folder)
-    while True:
-        with _counting(model._model_cls) as counted:
+
+    def attempt(supply: Supply) -> LoadReport:
+        while True:
             try:
-                _translated(lambda: model.to_cpu(), counted, folder)
+                with _counting(model._model_cls) as counted, supplied(type(model), supply):
+                    _translated(lambda: model.to_cpu(), counted, folder)
             except EquiportError as fault:
                 if not _supplied(model, fault.__cause__, folder):
                     raise
                 continue
-        for wrapper in model.models:
-            if wrapper.model is not None:
-                remember_as_compiled(wrapper.model, wrapper)
-        return _noted(counted.report(), model)
+            return _noted(counted.report(), model)
+
+    report = _by_any_route(attempt, type(model), folder)
+    for wrapper in model.models:
+        if wrapper.model is not None:
+            remember_as_compiled(wrapper.model, wrapper)
+    return report
+
+
+def _by_any_route(attempt: Callable[[Supply], LoadReport], causal_class: Any, folder: Path) -> LoadReport:
+    """The first attempt that loads; the report tells what it had to be given.
+
+    Raises:
+        EquiportError: none loads: the first fault, with the names that the port reads, where they are known.
+    """
+    supply, first = Supply(), None
+    while True:
+        try:
+            report = attempt(supply)
+        except EquiportError as fault:
+            first = first or fault
+            better = next_supply(fault.__cause__, supply, causal_class, folder)
+            if better is None:
+                break
+            supply = better
+        else:
+            return replace(report, notes=(*report.notes, *supply.notes), faults=supply.faults)
+
+    def failure(other: Supply) -> BaseException | None:
+        try:
+            attempt(other)
+        except EquiportError as fault:
+            return fault.__cause__ or fault
+        return None
+
+    raise explained(first, causal_class, folder, failure) from first.__cause__
 
 
 def _supplied(model: Any, fault: BaseException | None, folder: Path) -> bool:
@@ -123,11 +158,15 @@ def load_inner(inner: nn.Module, causal_class: Any, folder: Path) -> LoadReport:
         get_sharded_checkpoint(state_dict, inner, torch.distributed.get_rank(), config.neuron_config.tp_degree)
         inner.load_state_dict(state_dict, strict=False)
 
-    with _counting(type(inner)) as counted:
-        _translated(load, counted, folder)
+    def attempt(supply: Supply) -> LoadReport:
+        with _counting(type(inner)) as counted, supplied(causal_class, supply):
+            _translated(load, counted, folder)
+        return _noted(counted.report(), inner)
+
+    report = _by_any_route(attempt, causal_class, folder)
     inner.eval()
     remember_as_compiled(inner, None)
-    return _noted(counted.report(), inner)
+    return report
 
 
 def _translated(load: Any, counted: _Counted, folder: Path) -> None:

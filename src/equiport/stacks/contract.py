@@ -59,11 +59,13 @@ class LoadReport:
     benign: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What the adapter had to supply so that the port could be made: never anything that changes what it computes."""
+    faults: tuple[str, ...] = ()
+    """What had to be done for it that the stack does not do: on a device the port loads no weights."""
 
     @property
     def clean(self) -> bool:
-        """True when nothing but the stack's benign keys is missing, unexpected or mis-shaped."""
-        return not (self.missing or self.unexpected or self.mis_shaped)
+        """True when it loads by itself and nothing but the stack's benign keys is missing, unexpected or mis-shaped."""
+        return not (self.missing or self.unexpected or self.mis_shaped or self.faults)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def make_port(
 
 def load_reasons(report: LoadReport) -> list[Reason]:
     """A reason for every finding of a strict load."""
-    return [Reason(code, text, key) for code, field, text in _FINDINGS for key in getattr(report, field)]
+    found = [Reason("LOAD_NAMES", text, "weight conversion") for text in report.faults]
+    return found + [Reason(code, text, key) for code, field, text in _FINDINGS for key in getattr(report, field)]
 
 
 def port_fault(error: BaseException, owned: Sequence[Path]) -> Reason | None:
