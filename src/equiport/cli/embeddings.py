@@ -28,7 +28,7 @@ of vectors, each prompt alone and in batches, and with other neighbours of the s
 one a line, or .json: a list of texts or lists of token ids. Python: equiport.stages.embeddings.run_embeddings with a
 CallableTarget. Writes embeddings.json, EMBEDDINGS.md and the vectors into --out.
 
-Exit 0: PASS. 1: FAIL or INCONCLUSIVE. 2: bad input.
+Exit 0: PASS. 1: FAIL. 2: bad input. 3: INCONCLUSIVE.
 """
 
 
@@ -107,10 +107,9 @@ def _plan(options: EmbeddingOptions, path: Path) -> int:
 
 
 def _judge(options: EmbeddingOptions, target: EmbeddingTarget) -> int:
-    from equiport.compare.verdict import Verdict
-    from equiport.errors import ExitCode
     from equiport.report.embeddings import headline, write_embeddings_page
     from equiport.stages.embeddings import run_embeddings
+    from equiport.stages.frame import exit_code
 
     assert options.out is not None
     result = run_embeddings(options, target)
@@ -124,4 +123,4 @@ def _judge(options: EmbeddingOptions, target: EmbeddingTarget) -> int:
             print(f"hint: {hint}")
     print(headline(result))
     print(page)
-    return int(ExitCode.PASS if result.verdict is Verdict.PASS else ExitCode.FAIL)
+    return exit_code(result.verdict)
