@@ -27,6 +27,8 @@ _PROMPTS = [[5, 9, 31, 44, 8, 17, 93, 22, 71, 60, 12, 3], [7, 19, 2, 88, 41]]
         ("gemma2", {"sliding_window": 4, "head_dim": 12}),
         ("gemma3_text", {"sliding_window": 4, "head_dim": 12}),
         ("qwen3_moe", {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 12}),
+        ("openai-gpt", {}),  # its forward takes no cache, and masks no padding
+        ("recurrent_gemma", {"attention_window_size": 64}),  # its cache is its own
     ],
 )
 def test_tokens_are_those_of_whole_forwards(kind: str, extra: dict[str, Any]) -> None:

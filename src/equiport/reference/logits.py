@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -24,8 +25,12 @@ def greedy(model: nn.Module, prompts: Sequence[Sequence[int]], num_tokens: int) 
 
     The prompts run as one left-padded batch, which `generate` masks and positions by itself. The cache keeps every key,
     so that masks alone say what is seen: `generate`'s own cuts at `config.sliding_window` in models that never read it.
+    Models that are given no cache (GPT-1, RecurrentGemma) do not mask padding either: each row runs alone and whole.
     """
     from transformers import DynamicCache
+
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return [_recomputed(model, prompt, num_tokens) for prompt in prompts]
 
     width = max(len(prompt) for prompt in prompts)
     ids = torch.zeros((len(prompts), width), dtype=torch.long)
@@ -50,6 +55,13 @@ def greedy(model: nn.Module, prompts: Sequence[Sequence[int]], num_tokens: int) 
             top_k=None,
         )
     return [row[width:].tolist() for row in output]
+
+
+def _recomputed(model: nn.Module, prompt: Sequence[int], num_tokens: int) -> list[int]:
+    sequence = list(prompt)
+    for _ in range(num_tokens):
+        sequence.append(int(sequence_logits(model, sequence, len(sequence) - 1).argmax()))
+    return sequence[len(prompt) :]
 
 
 def _attends_only(model: nn.Module) -> bool:
