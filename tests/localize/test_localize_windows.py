@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equiport.bench.portbugs.operator import attend, decoding, edit_output
+from equiport.localize.layers import explains
 from tests.localize.defects import SHARED, case_of, explained, model_folder
 
 GPT_NEO: dict[str, Any] = {
@@ -30,11 +31,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def windowed(width: int | None) -> Any:
-    """The held mask of the first layer with another width."""
+def windowed(width: int | None, path: str = NEO_PATH) -> Any:
+    """The held mask of one layer with another width."""
 
     def inject(model: nn.Module) -> None:
-        held = model.get_submodule(f"{NEO_PATH}.attention")
+        held = model.get_submodule(f"{path}.attention")
         causal = torch.ones_like(held.bias).tril()  # type: ignore[arg-type]
         held.bias = causal if width is None else causal & ~torch.ones_like(causal).tril(-width)
 
@@ -100,3 +101,14 @@ def test_norms_taken_twice_are_proven_with_it(tmp_path: Path) -> None:
 def test_a_right_port_agrees_and_nothing_is_nearer(tmp_path: Path, config: dict[str, Any], path: str) -> None:
     case = case_of(model_folder(tmp_path, config, 11), path, lambda model: None, 11)
     assert case.distance(case.outputs()) < 1e-3
+
+
+def test_a_cause_is_tried_in_another_layer_by_its_words(tmp_path: Path) -> None:
+    other = NEO_PATH.replace("0", "1")
+    folder = model_folder(tmp_path, {**GPT_NEO, "attention_types": [[["local"], 2]]}, 11)
+    says = f"{NEO_PATH}.attention has no window, the source one of 8"
+    for inject, alike in ((windowed(None, other), True), (windowed(9, other), False)):
+        assert explains(says, (NEO_PATH,), case_of(folder, other, inject, 11), 1e-3) is alike
+    case = case_of(folder, other, windowed(None, other), 11)
+    assert not explains(f"{says}; and the output is x 2 of the source's", (NEO_PATH,), case, 1e-3)
+    assert not explains("words of no candidate", (NEO_PATH,), case, 1e-3)

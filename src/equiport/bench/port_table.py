@@ -133,7 +133,8 @@ def _cause(cause: CauseReport | None, otherwise: str) -> str:
     if cause is None:
         return otherwise
     if cause.proven and cause.winner is not None:
-        return f"{cause.winner.says} ({cause.winner.kind}; R32 {cause.before:.2g} -> {cause.winner.r32:.2g})"
+        other = f"; {cause.elsewhere}" if cause.elsewhere else ""
+        return f"{cause.winner.says} ({cause.winner.kind}; R32 {cause.before:.2g} -> {cause.winner.r32:.2g}){other}"
     near = f"; nearest: {cause.runner_ups[0].says}" if cause.runner_ups else ""
     return f"not proven{near}"
 

@@ -12,6 +12,8 @@ from equiport.localize.surgery import Surgery
 
 #: What a model's constructor or forward raises for a defect of another architecture.
 MISFITS = (RuntimeError, AttributeError, TypeError, ValueError, IndexError, KeyError, AssertionError)
+#: What stands between the words of two defects that were put in together.
+JOINT = "; and "
 _NEARER = 0.95
 _WIDTH = 4
 _MOST = 700
@@ -25,7 +27,7 @@ def together(first: Explained, second: Candidate) -> Candidate:
         second.edit(at, surgery)
 
     repairs = "; ".join(text for text in (first.repair, second.repair) if text)
-    return Candidate(f"{first.says}; and {second.says}", edit, repairs)
+    return Candidate(f"{first.says}{JOINT}{second.says}", edit, repairs)
 
 
 def nearest(found: Sequence[Explained], before: float) -> list[Explained]:

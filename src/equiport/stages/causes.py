@@ -18,6 +18,7 @@ from equiport.experiment import Experiment
 from equiport.localize.case import Case, Observation
 from equiport.localize.causes import precision
 from equiport.localize.drafts import Draft
+from equiport.localize.layers import explains
 from equiport.localize.search import Explanation, explain, explain_precision
 from equiport.reference.model import load_reference
 from equiport.stages.component_check import compare_sample
@@ -39,6 +40,7 @@ from equiport.trace.sample import REPRODUCED, ComponentSample
 # the drawn weights first: they are small, and everything in them is excited
 _PREFERENCE = ("perturbed", "stress", "real")
 _CASES = 3
+_OTHER_LAYERS = 8
 
 
 class Cause(BaseModel):
@@ -54,7 +56,8 @@ class CauseReport(BaseModel):
     """What was found for one suspect: `proven` means that the source with the defect in it gives the port's output.
 
     `before`: R32 against the untouched source; `runner_ups` are the next best hypotheses. `patch`: what a patch has
-    to do, where the defect has an inverse.
+    to do, where the defect has an inverse. `elsewhere`: the first layer that the winner does not explain, and its own
+    cause; empty where there is none.
     """
 
     component: str
@@ -67,6 +70,7 @@ class CauseReport(BaseModel):
     tried: int = 0
     note: str = ""
     patch: PatchPlan | None = None
+    elsewhere: str = ""
 
 
 @dataclass
@@ -124,13 +128,8 @@ def _prove(
 ) -> tuple[CauseReport, Draft | None]:
     fixture, layer, exact = _where(rows, thresholds)
     report = CauseReport(component=entry.name, layer=layer, fixture=fixture, before=0.0, proven=False)
-    samples = [
-        sample
-        for sample in component_samples(trace_folder(experiment), entry.name)
-        if sample.layer == layer and sample.fixture_kind == fixture and sample.phase in REPRODUCED
-    ]
-    seeds = list(dict.fromkeys(sample.seed for sample in samples))[:_CASES]
-    groups = [[sample for sample in samples if sample.seed == seed] for seed in seeds]
+    groups = _groups(experiment, entry, fixture, layer)
+    samples = [sample for group in groups for sample in group]
     if not groups:
         return report.model_copy(update={"note": "nothing was traced for it"}), None
     if not exact and all(_agrees(sample, thresholds) for sample in samples):
@@ -151,7 +150,57 @@ def _prove(
             "before": found.before, "proven": True, "winner": ranked[0], "runner_ups": ranked[1:], "tried": found.tried,
         }
     )  # fmt: skip
+    if not exact:
+        at = tuple(fill(path, groups[0][0].index) for path in entry.source)
+        text = _elsewhere(experiment, manifest, entry, rows, thresholds, models, proven, at)
+        proven = proven.model_copy(update={"elsewhere": text})
     return proven, found.ranked[0].candidate.draft
+
+
+def _groups(
+    experiment: Experiment, entry: MappingEntry, fixture: str, layer: int | None
+) -> list[list[ComponentSample]]:
+    """The samples of one layer under one fixture, a list a seed, of the first few seeds."""
+    samples = [
+        sample
+        for sample in component_samples(trace_folder(experiment), entry.name)
+        if sample.layer == layer and sample.fixture_kind == fixture and sample.phase in REPRODUCED
+    ]
+    seeds = list(dict.fromkeys(sample.seed for sample in samples))[:_CASES]
+    return [[sample for sample in samples if sample.seed == seed] for seed in seeds]
+
+
+def _elsewhere(
+    experiment: Experiment,
+    manifest: TraceManifest,
+    entry: MappingEntry,
+    rows: Sequence[InstanceRow],
+    thresholds: Thresholds,
+    models: _Models,
+    proven: CauseReport,
+    at: tuple[str, ...],
+) -> str:
+    """The first other bad layer that the proven cause does not explain, searched for its own; no more than one."""
+    bad = {
+        row.layer
+        for row in rows
+        if row.layer is not None and row.fixture.split("-")[0] == proven.fixture and row.excess > 1
+        and not _exact(row, thresholds)
+    }  # fmt: skip
+    for layer in sorted(bad - {proven.layer})[:_OTHER_LAYERS]:
+        groups = _groups(experiment, entry, proven.fixture, layer)
+        if not groups or proven.winner is None:
+            continue
+        first = groups[0]
+        here = [_observation(sample, sample.target_fp32) for sample in first]
+        case = _case(manifest, entry, first, torch.float32, here, models)
+        if explains(proven.winner.says, at, case, thresholds.r32_pooled):
+            continue
+        found = _formula(manifest, entry, groups, thresholds, models)
+        if not found.proven:
+            return f"layer {layer} is not explained by it, and no other cause is proven there"
+        return f"in layer {layer}: {found.ranked[0].says}"
+    return ""
 
 
 def _where(rows: Sequence[InstanceRow], thresholds: Thresholds) -> tuple[str, int | None, bool]:

@@ -184,9 +184,10 @@ def _prove(
 def in_words(cause: CauseReport) -> str:
     """The proof in one line, or what came nearest."""
     if cause.proven and cause.winner is not None:
+        other = f"; {cause.elsewhere}" if cause.elsewhere else ""
         return (
             f"proven: {cause.winner.says} ({cause.winner.kind}); with it the source gives the port's output, "
-            f"R32 {cause.before:.3g} -> {cause.winner.r32:.2g}. Remedy: {cause.winner.repair}"
+            f"R32 {cause.before:.3g} -> {cause.winner.r32:.2g}{other}. Remedy: {cause.winner.repair}"
         )
     if cause.note:
         return f"no cause proven: {cause.note}"
