@@ -118,13 +118,14 @@ def _carried(inner: nn.Module, aliased: Mapping[Tensor, int], outputs: Any) -> A
 
 
 def _held(inner: nn.Module, aliased: set[int]) -> Iterator[_Held]:
-    """Plain attributes and buffers of the port's own modules."""
+    """Plain attributes, buffers and parameters of the port's own modules; most weights are in modules of the stack."""
     for path, module in inner.named_modules():
         if type(module).__module__.startswith(_FOREIGN) or path.partition(".")[0] == "kv_mgr":
             continue
         held = _Held(module, path or type(module).__name__)
-        for name, value in (*vars(module).items(), *module._buffers.items()):
-            if _is_state(name, value) and id(value) not in aliased:
+        own = [item for item in (*vars(module).items(), *module._buffers.items()) if _is_state(*item)]
+        for name, value in (*own, *module._parameters.items()):
+            if id(value) not in aliased:
                 held.values[name] = (value, _copied(value))
         yield held
 
@@ -143,15 +144,15 @@ def _copied(value: Any) -> Any:
 
 def _undone(held: _Held) -> Iterator[str]:
     """Put back what the call has changed; the names."""
-    own, buffers = vars(held.module), held.module._buffers
+    own = vars(held.module)
     for name, (value, copy) in held.values.items():
-        place = buffers if name in buffers else own
+        place = next((at for at in (held.module._buffers, held.module._parameters) if name in at), own)
         if place.get(name) is not value:
             place[name] = value
             yield name
         if isinstance(value, Tensor):
             if not _same(value, copy):
-                value.data.copy_(copy)
+                value.data = copy
                 yield name
         elif isinstance(value, (list, dict)) and not _same_contents(value, copy):
             value.clear()

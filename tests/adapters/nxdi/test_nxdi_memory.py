@@ -18,6 +18,9 @@ LOST = {
     "an attribute": ("self.kept = None", f"if self.kept is not None:\n            {KEPT}",
                      "self.kept = hidden_states[:, -1:].clone()"),
     "a buffer": ('self.register_buffer("kept", torch.zeros(1), persistent=False)', KEPT, "self.kept += 1"),
+    "a parameter": ("self.kept = nn.Parameter(torch.zeros(1), requires_grad=False)", KEPT, "self.kept.data += 1"),
+    "a parameter's data": ("self.kept = nn.Parameter(torch.zeros(1), requires_grad=False)", KEPT,
+                           "self.kept.data = hidden_states.max().reshape(1)"),
     "a list": ("self.kept = []", "hidden_states = hidden_states + len(self.kept)", "self.kept.append(1)"),
     "a dict": ("self.kept = {}", "hidden_states = hidden_states + len(self.kept)", "self.kept[len(self.kept)] = 1"),
 }  # fmt: skip
