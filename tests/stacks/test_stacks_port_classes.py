@@ -143,7 +143,14 @@ class NeuronMixtralForCausalLM(Base):
 
 
 def test_the_inner_class_of_a_library_model(tmp_path: Path) -> None:
-    assert found(tmp_path, LIBRARY) == ("NeuronMixtralModel", "NeuronMixtralForCausalLM", "MyConfig")
+    names = ("NeuronMixtralModel", "NeuronMixtralForCausalLM", "MyConfig")
+    assert found(tmp_path, LIBRARY) == names
+    file = tmp_path / "modeling_named.py"
+    file.write_text(LIBRARY)
+    given = find_port_classes(file, inner_class=names[0], causal_class=names[1], config_class=names[2])
+    assert (given.inner, given.causal, given.config) == names
+    with pytest.raises(EquiportError, match="has no class 'NeuronLlamaModel'"):
+        find_port_classes(file, inner_class="NeuronLlamaModel", causal_class=names[1])
 
 
 def test_the_stacks_own_config_where_the_port_has_none(tmp_path: Path) -> None:

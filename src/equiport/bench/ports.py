@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,6 +23,9 @@ from equiport.experiment.config import CONFIG_NAME
 from equiport.intake.inspection import inspect_port
 from equiport.intake.source import source_folder
 from equiport.stacks.port_classes import PortClasses
+
+# CPython before 3.11.8 counts the depth of ast.parse for all threads together, and stops with a SystemError
+_ONE_READS = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def _validated(file: Path, work: Path, bench: PortsBench) -> PortVerdict:
     row = PortVerdict(port=name, kind="", model_type="", verdict=ENDED[2])
     try:
         given = bench.models / file.parents[1].name / "config.json" if bench.models else None
-        seen = inspect_port(file, model=given if given and given.is_file() else None)
+        with _ONE_READS:
+            seen = inspect_port(file, model=given if given and given.is_file() else None)
         row = row.model_copy(update={"kind": seen.kind.value, "model_type": seen.model_type or ""})
         if seen.obstacle or seen.classes is None or seen.tiny is None:
             return row.model_copy(update={"said": seen.obstacle or "; ".join(seen.not_validated)})
@@ -90,7 +95,8 @@ def _validated(file: Path, work: Path, bench: PortsBench) -> PortVerdict:
     row = row.model_copy(update={"seconds": round(time.monotonic() - clock, 1), "said": last})
     if ended.returncode in ENDED and "report:" not in said or not (exp / CONFIG_NAME).is_file():
         return row.model_copy(update={"verdict": ENDED.get(ended.returncode, "CRASH")})
-    return read_verdict(row, Experiment.open(exp))
+    with _ONE_READS:
+        return read_verdict(row, Experiment.open(exp))
 
 
 def _checked(row: PortVerdict, file: Path, classes: PortClasses, folder: Path, bench: PortsBench) -> PortVerdict:

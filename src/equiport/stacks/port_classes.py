@@ -60,8 +60,9 @@ def find_port_classes(
     """
     source = read_source(modeling_file)
     roles = class_roles(source)
+    known = {*source.classes, *source.imports, _inner_of_library(source, roles, causal_class)}
     for given in (inner_class, causal_class, config_class):
-        if given is not None and given not in source.classes and given not in source.imports:
+        if given is not None and given not in known:
             there = ", ".join(source.classes) or "none"
             raise EquiportError(
                 f"has no class {given!r}", where=source.path, remedy=f"Classes that it defines: {there}."
@@ -94,18 +95,24 @@ def _only(source: SourceFile, roles: dict[str, Role | None], role: Role) -> str:
 
 
 def _library_inner(source: SourceFile, roles: dict[str, Role | None], causal: str) -> str:
-    """The inner class of the file; without one, that of the library's causal class: NeuronXForCausalLM -> NeuronXModel.
+    """The inner class of the file; without one, that of the library's causal class.
 
     Raises:
         EquiportError, OpenQuestionError: as `find_port_classes`.
     """
+    return _inner_of_library(source, roles, causal) or _only(source, roles, Role.INNER)
+
+
+def _inner_of_library(source: SourceFile, roles: dict[str, Role | None], causal: str | None) -> str | None:
+    """NeuronXModel where the port's causal class derives from the library's NeuronXForCausalLM and the file defines no
+    inner class."""
     if causal in source.classes and Role.INNER not in roles.values():
         for base in source.classes[causal].bases:
             imported = source.imports.get(base.id) if isinstance(base, ast.Name) else None
             named = re.fullmatch(r"(Neuron\w+)ForCausalLM", imported.original) if imported else None
             if imported and named and imported.module.startswith(_LIBRARY):
                 return f"{named[1]}Model"
-    return _only(source, roles, Role.INNER)
+    return None
 
 
 def _config(source: SourceFile, roles: dict[str, Role | None]) -> str:
