@@ -17,6 +17,7 @@ from equiport.compare import (
     compare_logits,
     end_to_end_gate,
 )
+from equiport.compare.gates_end_to_end import distribution_limits
 from equiport.errors import EquiportError
 
 ROWS, VOCABULARY = 80, 500
@@ -180,3 +181,49 @@ def test_shapes_and_labels_are_checked() -> None:
         compare_logits(ref, ref.clone(), ref.clone(), positions=[1, 2])
     with pytest.raises(EquiportError, match="prompt_index"):
         compare_logits(ref, ref.clone(), ref.clone(), prompt_index=torch.zeros(3))
+
+
+def noisy_model(target_seed: int, scale: float = 0.5, *, fp32: bool = True) -> LogitComparison:
+    """A source whose own bf16 misses θ and δ, and a port that is as far away."""
+    ref = logits()
+    more = {"target_fp32": ref * (1 + 1e-8)} if fp32 else {}
+    return compare_logits(ref, noisy(ref, 1, 0.5), noisy(ref, target_seed, scale), prompt_index=PROMPTS, **more)
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_source_that_misses_the_limits_in_bf16_sets_them(seed: int) -> None:
+    found = noisy_model(seed)
+    assert found.cosine_centred.p5 < Thresholds().theta and found.kl.p95 > Thresholds().delta
+    result = end_to_end_gate(found, Thresholds())
+    assert result.verdict is Verdict.PASS, result.reasons
+    assert {item.code for item in result.blind_spots} == {"BASELINE_NOISE"}
+    limits = distribution_limits(found, Thresholds())
+    assert 0.95 <= limits.theta < found.cosine_baseline.p5 and limits.delta == pytest.approx(
+        1.69 * found.kl_baseline.p95
+    )
+
+
+def test_without_fp32_evidence_such_a_source_leaves_it_open() -> None:
+    result = end_to_end_gate(noisy_model(2, fp32=False), Thresholds())
+    assert result.verdict is Verdict.INCONCLUSIVE and {item.code for item in result.reasons} == {"BASELINE_NOISE"}
+
+
+def test_a_port_further_away_than_such_a_source_fails() -> None:
+    got, codes = judged(noisy_model(2, 0.7))
+    assert got is Verdict.FAIL and {"COSINE_P5", "KL_P95", "R_CENTRED"} <= codes
+
+
+def test_moved_limits_end_at_the_documented_ones() -> None:
+    found = noisy_model(2)
+    noise = found.cosine_baseline.model_copy(update={"p5": 0.9})
+    limits = distribution_limits(
+        found.model_copy(update={"cosine_baseline": noise, "top1_baseline": 0.4}), Thresholds()
+    )
+    assert (limits.theta, limits.top1) == (0.95, 0.5)
+    broken = found.model_copy(update={"cosine_baseline": noise.model_copy(update={"p5": float("nan")})})
+    fixed = Thresholds()
+    for limits in (
+        distribution_limits(broken, fixed),
+        distribution_limits(found, fixed.model_copy(update={"own_noise": 0.0})),
+    ):
+        assert (limits.theta, limits.delta, limits.top1, limits.moved) == (fixed.theta, fixed.delta, fixed.top1, ())

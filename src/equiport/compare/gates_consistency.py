@@ -13,7 +13,11 @@ from equiport.compare.verdict import Reason, Verdict
 
 
 class Nudge(BaseModel):
-    """What a nudge of one tensor or config key did to the fp32 logits: relative changes; None: did not run."""
+    """What a nudge of one tensor or config key did to the fp32 logits: relative changes; None: did not run.
+
+    `filled`: keys that the source's config class fills from this one, absent from config.json when it was nudged;
+    `target_filled`: the port's change when they stand there with their new values.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -22,6 +26,8 @@ class Nudge(BaseModel):
     reference: float
     target: float | None
     note: str = ""
+    filled: tuple[str, ...] = ()
+    target_filled: float | None = None
 
 
 class Consistency(BaseModel):
@@ -59,6 +65,12 @@ def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
             continue
         ours = nudge.target > limit
         changes = f"changes {nudge.reference:.2g} (source) and {nudge.target:.2g} (port)"
+        if not ours and nudge.target_filled is not None and nudge.target_filled > limit:
+            changes += (
+                f"; the port takes {', '.join(nudge.filled)} from config.json itself ({nudge.target_filled:.2g} when it is"
+                f" changed there), which transformers fills from {nudge.name}: in a folder with {nudge.name} alone the"
+                " port does not follow it"
+            )
         if nudge.target != nudge.target or nudge.reference != nudge.reference:
             reasons.append(reason(ReasonCode.NON_FINITE_METRIC, f"{nudge.kind} nudged: {changes}", nudge.name))
         elif moves and not ours and nudge.kind == "config switch":

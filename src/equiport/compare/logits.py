@@ -22,7 +22,7 @@ TOP_K: dict[str, int | None] = {"k5": 5, "k50": 50, "k1000": 1000, "all": None}
 _AGREEMENT_K = 5
 _COLUMNS = (
     *("ref", "raw_err", "raw_base", "raw_err32", "centred_ref", "centred_err", "centred_base", "centred_err32"),
-    *("count", "cosine_raw", "cosine_centred", "kl", "kl_base", "top1", "top1_base", "top5", "jaccard"),
+    *("count", "cosine_raw", "cosine_centred", "cosine_base", "kl", "kl_base", "top1", "top1_base", "top5", "jaccard"),
 )
 
 
@@ -61,6 +61,7 @@ class LogitComparison(Frozen):
 
     `r_raw`, `r_centred`: ratios of pooled norms. `p95_ratio`: p95 over positions of the centred error norm over the
     p95 of the baseline's. `r32`: pooled, raw; `r32_worst` its worst position (denominator floored as for slices).
+    `cosine_baseline`, `kl_baseline`, `top1_baseline`: ref_bf16 against ref_fp32, centred as the target's.
     `mask_mismatches`: places where -inf (or a fill) sits in one tensor only; `not_finite`: NaN or +Inf anywhere.
     """
 
@@ -76,6 +77,7 @@ class LogitComparison(Frozen):
     p95_ratio: Number
     cosine_raw: Spread
     cosine_centred: Spread
+    cosine_baseline: Spread
     kl: Spread
     kl_baseline: Spread
     top1: Number
@@ -192,6 +194,7 @@ class _Table:
             put[f"cosine_{prefix}"][rows] = _cosines(logits["target"], logits["ref_fp32"])
             if self.has_fp32:
                 put[f"{prefix}_err32"][rows] = (logits["target_fp32"] - logits["ref_fp32"]).square().sum(dim=1)
+        put["cosine_base"][rows] = _cosines(centred["ref_bf16"], centred["ref_fp32"])
         logs = {role: values.masked_fill(hidden[role], -torch.inf).log_softmax(dim=1) for role, values in part.items()}
         put["kl"][rows] = _divergence(logs["ref_fp32"], logs["target"])
         put["kl_base"][rows] = _divergence(logs["ref_fp32"], logs["ref_bf16"])
@@ -209,7 +212,7 @@ class _Table:
         broken = torch.zeros_like(kept, dtype=torch.bool)
         for values in part.values():
             broken |= (values.isnan() | (values >= FILL)).any(dim=1)
-        for name in ("kl", "kl_base", "cosine_raw", "cosine_centred"):
+        for name in ("kl", "kl_base", "cosine_raw", "cosine_centred", "cosine_base"):
             put[name][rows] = put[name][rows].masked_fill(broken, torch.nan)
         for name in ("top1", "top5", "jaccard"):
             put[name][rows] = put[name][rows].masked_fill(broken, 0.0)
@@ -260,6 +263,7 @@ class _Table:
             ),
             cosine_raw=_spread(c["cosine_raw"]),
             cosine_centred=_spread(c["cosine_centred"]),
+            cosine_baseline=_spread(c["cosine_base"]),
             kl=_spread(c["kl"]),
             kl_baseline=_spread(c["kl_base"]),
             top1=float(c["top1"].mean()),

@@ -54,8 +54,10 @@ class TeacherForcedOptions:
     kv_analysis_on_fail: bool = False
 
     def applied(self, thresholds: Thresholds) -> Thresholds:
-        """The thresholds with these flags on top."""
+        """The thresholds with these flags on top: a θ or δ that was asked for does not follow the source's noise."""
         given = {"theta": self.theta, "delta": self.delta, "tau_r": self.tau_r}
+        if self.theta is not None or self.delta is not None:
+            given["own_noise"] = 0.0
         return thresholds.model_copy(update={key: value for key, value in given.items() if value is not None})
 
 
@@ -73,10 +75,13 @@ class PathFigures(BaseModel):
     r32: float | None
     r32_worst: float | None
     cosine_p5: float
+    cosine_p5_baseline: float
     kl_mean: float
     kl_p95: float
+    kl_p95_baseline: float
     kl_max: float
     top1: float
+    top1_baseline: float
     top5: float
     tolerance_map: dict[str, float]
 
@@ -296,10 +301,13 @@ def _figures(path: str, found: LogitComparison) -> PathFigures:
         r32=found.r32,
         r32_worst=found.r32_worst,
         cosine_p5=found.cosine_centred.p5,
+        cosine_p5_baseline=found.cosine_baseline.p5,
         kl_mean=found.kl.mean,
         kl_p95=found.kl.p95,
+        kl_p95_baseline=found.kl_baseline.p95,
         kl_max=found.kl.high,
         top1=found.top1,
+        top1_baseline=found.top1_baseline,
         top5=found.top5,
         tolerance_map={key: entry.max_observed for key, entry in found.tolerance_map.items()},
     )
