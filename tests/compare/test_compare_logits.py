@@ -213,13 +213,22 @@ def test_a_port_further_away_than_such_a_source_fails() -> None:
     assert got is Verdict.FAIL and {"COSINE_P5", "KL_P95", "R_CENTRED"} <= codes
 
 
-def test_moved_limits_end_at_the_documented_ones() -> None:
+def test_moved_limits_below_the_documented_ones_leave_it_open() -> None:
     found = noisy_model(2)
     noise = found.cosine_baseline.model_copy(update={"p5": 0.9})
-    limits = distribution_limits(
-        found.model_copy(update={"cosine_baseline": noise, "top1_baseline": 0.4}), Thresholds()
+    far = found.model_copy(
+        update={"cosine_baseline": noise, "cosine_centred": found.cosine_centred.model_copy(update={"p5": 0.92})}
     )
-    assert (limits.theta, limits.top1) == (0.95, 0.5)
+    assert judged(far) == (Verdict.INCONCLUSIVE, {"BASELINE_NOISE"})
+    worse = far.model_copy(update={"cosine_centred": found.cosine_centred.model_copy(update={"p5": 0.8})})
+    assert judged(worse) == (Verdict.FAIL, {"COSINE_P5"})
+    guessing = found.model_copy(update={"top1": 0.45, "top1_baseline": 0.45})
+    assert judged(guessing) == (Verdict.INCONCLUSIVE, {"BASELINE_NOISE"})
+
+
+def test_a_broken_baseline_moves_nothing() -> None:
+    found = noisy_model(2)
+    noise = found.cosine_baseline
     broken = found.model_copy(update={"cosine_baseline": noise.model_copy(update={"p5": float("nan")})})
     fixed = Thresholds()
     for limits in (
