@@ -12,6 +12,7 @@ from equiport.compare.baseline import split_reduction
 from equiport.localize.anatomy import Part
 from equiport.localize.case import Case
 from equiport.localize.causes.norm import eps_name, formula_of
+from equiport.localize.causes.scores import low_scores
 from equiport.localize.hypothesis import Candidate
 from equiport.localize.surgery import CoreCall, Surgery, has_core
 
@@ -43,12 +44,13 @@ def candidates(case: Case) -> Iterable[Candidate]:
     for path, module in case.sites(Part.ATTENTION):
         if has_core(module):
             yield Candidate(f"the softmax of {path} is taken in bf16", _low_softmax(path), "take the softmax in fp32")
+    yield from low_scores(case)
     experts = case.number("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
     for path, module in case.sites(*Part):
         if experts and hasattr(module, "experts") and (hasattr(module, "gate") or hasattr(module, "router")):
             yield Candidate(
                 f"the scores of the experts of {path} are rounded to bf16 before the choice",
-                _low_scores(path, int(experts)), "choose and weigh the experts by scores in fp32",
+                _low_choice(path, int(experts)), "choose and weigh the experts by scores in fp32",
             )  # fmt: skip
     for path, _ in case.sites(Part.LINEAR):
         for parts in (2, 4, 8):
@@ -140,7 +142,7 @@ def _low_softmax(path: str):  # type: ignore[no-untyped-def]
 _SCORES = ((torch.Tensor, "sigmoid"), (torch.Tensor, "softmax"), (torch, "sigmoid"), (torch, "softmax"))
 
 
-def _low_scores(path: str, experts: int):  # type: ignore[no-untyped-def]
+def _low_choice(path: str, experts: int):  # type: ignore[no-untyped-def]
     """While the mixture runs, what sigmoid and softmax give for a row of experts is cast to bf16."""
 
     def edit(at: Case, surgery: Surgery) -> None:
