@@ -234,5 +234,6 @@ def test_a_broken_baseline_moves_nothing() -> None:
     for limits in (
         distribution_limits(broken, fixed),
         distribution_limits(found, fixed.model_copy(update={"own_noise": 0.0})),
+        distribution_limits(found, fixed.model_copy(update={"calibrated": True})),
     ):
         assert (limits.theta, limits.delta, limits.top1, limits.moved) == (fixed.theta, fixed.delta, fixed.top1, ())

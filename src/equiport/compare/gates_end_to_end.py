@@ -29,10 +29,10 @@ class DistributionLimits:
 
 
 def distribution_limits(found: LogitComparison, thresholds: Thresholds) -> DistributionLimits:
-    """The limits of these logits. A baseline figure that is NaN moves nothing."""
+    """The limits of these logits. Calibrated limits stay as they are; a baseline figure that is NaN moves nothing."""
     t, factor = thresholds, thresholds.own_noise
     cosine, kl, top1 = found.cosine_baseline.p5, found.kl_baseline.p95, found.top1_baseline
-    if not factor or not all(isfinite(value) for value in (cosine, kl, top1)):
+    if t.calibrated or not factor or not all(isfinite(value) for value in (cosine, kl, top1)):
         return DistributionLimits(t.theta, t.delta, t.top1)
     limits = DistributionLimits(
         min(t.theta, 1 - factor * (1 - cosine)), max(t.delta, factor * kl), min(t.top1, 1 - factor * (1 - top1))
@@ -52,7 +52,7 @@ def end_to_end_gate(logits: LogitComparison, thresholds: Thresholds) -> GateResu
 
     FAIL when any figure misses its limit or is NaN; INCONCLUSIVE with fewer than `min_prompts` prompts, a baseline
     whose noise hides faults, or a figure that holds by a limit the source's own bf16 moved while fp32 has no word or
-    the documented limit is missed; a missing target_fp32 is a blind spot, as is a moved limit, an uncalibrated δ a note.
+    the documented limit is missed; a missing target_fp32 is a blind spot, as is a moved limit; an open δ is a note.
     """
     found, t = logits, thresholds
     limits = distribution_limits(found, t)

@@ -44,8 +44,8 @@ class Thresholds(BaseModel):
     theta: _Share = 0.995  # centred cosine p5 >=
     delta: _Positive = 0.01  # KL p95 <=
     top1: _Share = 0.9  # top-1 agreement >
-    # where the source's own bf16 is past θ, δ or top-1, its figure x this is the limit, the documented one its end;
-    # 1.3²: cosine and KL go by the square of an error. 0: never
+    # where the source's own bf16 is past θ, δ or top-1, its figure x this is the limit (1.3²: cosine and KL go by the
+    # square of an error); 0, and calibrated limits: never
     own_noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.69
     min_prompts: _Count = 10
     calibrated: bool = False  # True in files written by the calibration
