@@ -66,10 +66,10 @@ def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
         ours = nudge.target > limit
         changes = f"changes {nudge.reference:.2g} (source) and {nudge.target:.2g} (port)"
         if not ours and nudge.target_filled is not None and nudge.target_filled > limit:
+            keys = ", ".join(nudge.filled)
             changes += (
-                f"; the port takes {', '.join(nudge.filled)} from config.json itself ({nudge.target_filled:.2g} when it is"
-                f" changed there), which transformers fills from {nudge.name}: in a folder with {nudge.name} alone the"
-                " port does not follow it"
+                f"; it changes {nudge.target_filled:.2g} when config.json has the new {keys} too, which transformers"
+                f" fills from {nudge.name}: the port reads the file itself, and of {nudge.name} alone it makes nothing"
             )
         if nudge.target != nudge.target or nudge.reference != nudge.reference:
             reasons.append(reason(ReasonCode.NON_FINITE_METRIC, f"{nudge.kind} nudged: {changes}", nudge.name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from equiport.compare.gates_consistency import Nudge
 from equiport.errors import EquiportError
 from equiport.fixtures.folder import read_config, tensor_headers, write_folder
 from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.reference.filled_keys import FilledKeys
 from equiport.reference.model import constants, load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.port_classes import PortClasses
@@ -45,16 +46,44 @@ class _Change:
     kind: str
 
 
+@dataclass(frozen=True)
+class _Sides:
+    """Both sides before any nudge. `folder`: where nudged models are written; logits are [B, V] float32."""
+
+    adapter: StackAdapter
+    classes: PortClasses
+    folder: Path
+    config: dict[str, Any]
+    state: dict[str, Tensor]
+    batch: TokenBatch
+    theirs: Tensor
+    ours: Tensor
+
+    def reference(self, config: dict[str, Any]) -> Tensor:
+        write_folder(self.folder, config, self.state)
+        return _reference(self.folder, self.batch)
+
+    def port(self, config: dict[str, Any]) -> Tensor:
+        """Made by the port's own route from a folder with this config."""
+        write_folder(self.folder, config, self.state)
+        model = make_model(self.adapter, self.classes, self.folder, self.batch.batch_size, self.batch.max_length)
+        return _port(self.adapter, model, self.batch)
+
+
 def nudge_all(
     adapter: StackAdapter,
     classes: PortClasses,
     folder: Path,
     seed: int,
     on_step: Callable[[str], None] = lambda _: None,
+    *,
+    published: Collection[str] | None = None,
 ) -> list[Nudge]:
     """Nudge each stored tensor and each config key of a tiny model; fp32 logits of both sides, by prefill.
 
-    A key is tried on the port only where it moves the source: the others are no business of the logits. Constants that
+    A key is tried on the port only where it moves the source: the others are no business of the logits. It is changed
+    in config.json, as a user would, with what the config class fills from it left out, and the port is made by its own
+    route. `published`: keys of the source's own config.json, where the folder's has more. Constants that
     are stored with the weights are left alone: training does not move them, and ports have them in their code.
 
     Raises:
@@ -85,39 +114,53 @@ def nudge_all(
                     target=_moved(ours, _port(adapter, model, batch)),
                 )
             )
+        sides = _Sides(adapter, classes, nudged, config, state, batch, theirs, ours)
+        filled = FilledKeys(config, published)
         for change in _changes(config):
             on_step(change.name)
-            nudge = _key(adapter, classes, nudged, change, state, batch, theirs, ours)
+            nudge = _key(sides, change, filled)
             if nudge is not None:
                 found.append(nudge)
     return found
 
 
-def _key(
-    adapter: StackAdapter,
-    classes: PortClasses,
-    nudged: Path,
-    change: _Change,
-    state: dict[str, Tensor],
-    batch: TokenBatch,
-    theirs: Tensor,
-    ours: Tensor,
-) -> Nudge | None:
+def _key(sides: _Sides, change: _Change, filled: FilledKeys) -> Nudge | None:
     """None where the source refuses the change (another shape) or does not move."""
-    write_folder(nudged, change.config, state)
+    stale = {key.name: key.value for key in filled.stale(change.config)}
+    alone = _without(change.config, stale)
     try:
-        moved = _moved(theirs, _reference(nudged, batch))
+        moved = _moved(sides.theirs, sides.reference(alone))
     except (EquiportError, RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError):
         return None
     if not moved > 0:
         return None
+    nudge = Nudge(kind=change.kind, name=change.name, reference=moved, target=None)
     try:
-        model = make_model(adapter, classes, nudged, batch.batch_size, batch.max_length)
-        target = _moved(ours, _port(adapter, model, batch))
+        # without the filled keys a port may take defaults: only the change of this key may count
+        before = sides.port(_without(sides.config, stale)) if stale else sides.ours
+        nudge = nudge.model_copy(update={"target": _moved(before, sides.port(alone))})
     except Exception as error:  # a port that refuses another config does read it
         note = f"refuses the changed config: {(str(error).splitlines() or [''])[0][:160]}"
-        return Nudge(kind=change.kind, name=change.name, reference=moved, target=None, note=note)
-    return Nudge(kind=change.kind, name=change.name, reference=moved, target=target)
+        nudge = nudge.model_copy(update={"note": note})
+    return _with_filled(sides, change, stale, nudge) if stale else nudge
+
+
+def _with_filled(sides: _Sides, change: _Change, stale: dict[str, Any], nudge: Nudge) -> Nudge:
+    """What the port does when the filled keys are changed along, as `save_pretrained` would write them.
+
+    It decides where the port refuses a config without them: that is not yet to read the key.
+    """
+    try:
+        target = _moved(sides.ours, sides.port({**change.config, **stale}))
+    except Exception:  # no config to go by
+        return nudge
+    if nudge.target is None:
+        return nudge.model_copy(update={"target": target})
+    return nudge.model_copy(update={"filled": tuple(stale), "target_filled": target})
+
+
+def _without(config: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
 
 
 def _state(folder: Path) -> dict[str, Tensor]:

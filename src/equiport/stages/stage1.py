@@ -16,6 +16,7 @@ from equiport.compare.logits import compare_logits
 from equiport.compare.verdict import Reason, Verdict, combine
 from equiport.errors import EquiportError
 from equiport.experiment import StageResult
+from equiport.fixtures.folder import read_config
 from equiport.reference.logits import sequence_logits
 from equiport.reference.model import load_reference
 from equiport.stacks.contract import Generation, StackAdapter
@@ -126,7 +127,8 @@ def _alive(context: StageContext) -> tuple[list[Nudge], GateResult]:
         context.progress.step("nudge every tensor and config key, fp32, drawn weights"),
         drawn_weights(context.experiment, context.weights_folder(), seed) as folder,
     ):
-        nudges = nudge_all(context.stack, context.port.classes, folder, seed)
+        published = read_config(context.weights_folder())
+        nudges = nudge_all(context.stack, context.port.classes, folder, seed, published=published)
     return nudges, alive_gate(nudges, context.thresholds)
 
 
