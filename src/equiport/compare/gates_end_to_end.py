@@ -15,7 +15,7 @@ from equiport.compare.verdict import Reason, Verdict
 
 @dataclass(frozen=True)
 class DistributionLimits:
-    """θ, δ and top-1 that a port of one source is held to, and where the source's own bf16 moved them.
+    """θ, δ and top-1 that a port of one source is held to; `moved`: figures that miss a limit which the source moved.
 
     Logits of small scale or many layers take more from bf16 than the fixed limits allow: no port, the source run in
     bf16 neither, meets them. The limit is then the source's own figure, its distance from 1 (KL: from 0) x
@@ -38,11 +38,11 @@ def distribution_limits(found: LogitComparison, thresholds: Thresholds) -> Distr
         min(t.theta, 1 - factor * (1 - cosine)), max(t.delta, factor * kl), min(t.top1, 1 - factor * (1 - top1))
     )
     moved = []
-    if limits.theta < t.theta:
+    if limits.theta < t.theta and not found.cosine_centred.p5 >= t.theta:
         moved.append(f"centred cosine p5 {cosine:.6g}: θ = {limits.theta:.6g} in place of {t.theta:g}")
-    if limits.delta > t.delta:
+    if limits.delta > t.delta and not found.kl.p95 <= t.delta:
         moved.append(f"KL p95 {kl:.4g} nats: δ = {limits.delta:.4g} in place of {t.delta:g}")
-    if limits.top1 < t.top1:
+    if limits.top1 < t.top1 and not found.top1 > t.top1:
         moved.append(f"top-1 {top1:.3f}: limit {limits.top1:.3f} in place of {t.top1:g}")
     return replace(limits, moved=tuple(moved))
 
@@ -90,14 +90,13 @@ def end_to_end_gate(logits: LogitComparison, thresholds: Thresholds) -> GateResu
         Figure("prompts", found.prompts, t.min_prompts),
     ]
     blind = [reason(ReasonCode.BASELINE_NOISE, f"the source's own bf16: {moved}") for moved in limits.moved]
-    leaning = not (cosine >= t.theta and kl <= t.delta and found.top1 > t.top1)
     documented = cosine >= min(SEED_THRESHOLDS.theta, t.theta) and found.top1 > min(SEED_THRESHOLDS.top1, t.top1)
-    if leaning and not documented and not failed:
+    if limits.moved and not documented and not failed:
         message = f"no worse than the source's own bf16, but that misses the documented ({'; '.join(limits.moved)})"
         unclear.append(reason(ReasonCode.BASELINE_NOISE, message))
     if found.r32 is None or found.r32_worst is None:
         blind.append(reason(ReasonCode.NO_FP32_EVIDENCE, "no fp32 evidence"))
-        if leaning and not failed:
+        if limits.moved and not failed:
             message = f"holds by the noise of the source's own bf16, without fp32 evidence ({'; '.join(limits.moved)})"
             unclear.append(reason(ReasonCode.BASELINE_NOISE, message))
     else:
