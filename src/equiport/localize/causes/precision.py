@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,17 +24,8 @@ def candidates(case: Case) -> Iterable[Candidate]:
     for path, module in case.sites(Part.NORM):
         if isinstance(getattr(module, "weight", None), Tensor):
             draft = formula_of(path, module)
-            yield Candidate(
-                f"the variance of {path} is taken in bf16", _low_norm(path), "compute the norm in fp32", draft
-            )
-            yield Candidate(
-                f"the weight of {path} is multiplied in fp32, before the cast", _late_cast(path),
-                "cast before the weight, as the source does", draft,
-            )  # fmt: skip
-            yield Candidate(
-                f"the weight of {path} is multiplied in bf16, after the cast", _early_cast(path),
-                "multiply by the weight in fp32, then cast, as the source does", draft,
-            )  # fmt: skip
+            for what, form, remedy in _NORMS:
+                yield Candidate(what.format(path), _norm(path, form), remedy, draft)
     for path, module in case.sites(Part.ROTARY):
         if isinstance(getattr(module, "inv_freq", None), Tensor):
             yield Candidate(
@@ -60,54 +51,41 @@ def candidates(case: Case) -> Iterable[Candidate]:
             )  # fmt: skip
 
 
-def _low_norm(path: str):  # type: ignore[no-untyped-def]
+def _norm(path: str, form: Callable[[Tensor, Tensor, float, nn.Module], Tensor]):  # type: ignore[no-untyped-def]
+    """The norm as `form` computes it of its input, its own output, eps and itself."""
+
     def edit(at: Case, surgery: Surgery) -> None:
         norm = at.model.get_submodule(path)
         name = eps_name(norm)
         eps = float(getattr(norm, name)) if name else 1e-6
-
-        def form(x: Tensor, out: Tensor) -> Tensor:
-            scaled = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-            return (scaled * _weight(norm)).to(out.dtype)
-
-        surgery.output(norm, form)
+        surgery.output(norm, lambda x, out: form(x, out, eps, norm).to(out.dtype))
 
     return edit
 
 
-def _late_cast(path: str):  # type: ignore[no-untyped-def]
-    def edit(at: Case, surgery: Surgery) -> None:
-        norm = at.model.get_submodule(path)
-        name = eps_name(norm)
-        eps = float(getattr(norm, name)) if name else 1e-6
-
-        def form(x: Tensor, out: Tensor) -> Tensor:
-            wide = x.float()
-            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * _weight(norm).float()).to(out.dtype)
-
-        surgery.output(norm, form)
-
-    return edit
+def _scaled(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def _early_cast(path: str):  # type: ignore[no-untyped-def]
-    def edit(at: Case, surgery: Surgery) -> None:
-        norm = at.model.get_submodule(path)
-        name = eps_name(norm)
-        eps = float(getattr(norm, name)) if name else 1e-6
-
-        def form(x: Tensor, out: Tensor) -> Tensor:
-            wide = x.float()
-            return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(out.dtype) * _weight(norm)
-
-        surgery.output(norm, form)
-
-    return edit
+def _low(x: Tensor, out: Tensor, eps: float, norm: nn.Module) -> Tensor:
+    return _scaled(x, eps) * _weight(norm, out.dtype)
 
 
-def _weight(norm: nn.Module) -> Tensor:
-    value = norm.weight
-    assert isinstance(value, Tensor)
+def _low_wide_weight(x: Tensor, out: Tensor, eps: float, norm: nn.Module) -> Tensor:
+    return _scaled(x, eps) * _weight(norm, torch.float32)
+
+
+def _late_cast(x: Tensor, out: Tensor, eps: float, norm: nn.Module) -> Tensor:
+    return _scaled(x.float(), eps) * _weight(norm, torch.float32)
+
+
+def _early_cast(x: Tensor, out: Tensor, eps: float, norm: nn.Module) -> Tensor:
+    return _scaled(x.float(), eps).to(out.dtype) * _weight(norm, out.dtype)
+
+
+def _weight(norm: nn.Module, dtype: torch.dtype) -> Tensor:
+    assert isinstance(norm.weight, Tensor)
+    value = norm.weight.to(dtype)  # Gemma's 1 is added in this precision
     return value + 1 if "gemma" in type(norm).__name__.lower() else value
 
 
@@ -139,6 +117,15 @@ def _low_softmax(path: str):  # type: ignore[no-untyped-def]
     return edit
 
 
+_NORMS = (
+    ("the variance of {} is taken in bf16", _low, "compute the norm in fp32"),
+    ("the variance of {} is taken in bf16, its weight is not", _low_wide_weight, "compute the norm in fp32"),
+    ("the weight of {} is multiplied in fp32, before the cast", _late_cast, "cast before the weight, as the source"),
+    (
+        "the weight of {} is multiplied in bf16, after the cast", _early_cast,
+        "multiply by the weight in fp32, then cast, as the source does",
+    ),
+)  # fmt: skip
 _SCORES = ((torch.Tensor, "sigmoid"), (torch.Tensor, "softmax"), (torch, "sigmoid"), (torch, "softmax"))
 
 
