@@ -67,6 +67,29 @@ _SDPA = """
         return output, FlashAttentionStrategy.NONE
 """
 
+
+def ids_masked(token: str) -> Callable[[str], str]:
+    """In prefill an id is no key, wherever it stands; `token`: an expression over `self`, which has `pad` and `end`."""
+    forward = f"""    def forward(self, input_ids, attention_mask, *args, **kwargs):
+        if input_ids.shape[-1] > 1 and {token} is not None:
+            attention_mask = attention_mask * (input_ids != {token}).to(attention_mask.dtype)
+        return super().forward(input_ids, attention_mask, *args, **kwargs)
+
+    def create_attn_mask(self, attention_mask, is_for_context_encoding, is_for_speculation, **kwargs):
+        mask = super().create_attn_mask(attention_mask, is_for_context_encoding, is_for_speculation, **kwargs)
+        return mask & attention_mask[:, None, None, :].bool() if is_for_context_encoding else mask
+
+"""
+    init = "    def init_model(self, config: LlamaInferenceConfig) -> None:\n"
+    return replaced(
+        (init, forward + init),
+        (
+            "        if not parallel_state",
+            "        self.pad, self.end = config.pad_token_id, config.eos_token_id\n        if not parallel_state",
+        ),
+    )
+
+
 _BF16_VARIANCE = """class LowNorm(nn.Module):
     def __init__(self, size, eps):
         super().__init__()
@@ -198,6 +221,7 @@ BROKEN = (
         2,
         "embed_tokens",
     ),
+    PortEdit("ends inside a prompt taken for padding", ids_masked("self.end"), 2, "self_attn"),
     PortEdit("rotation interleaved", _in_attention(_INTERLEAVED), 2, "self_attn", cause="rotation style"),
     PortEdit(
         "gate and up swapped",

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from broken_ports import BROKEN, EXAMPLE, replaced
+from broken_ports import BROKEN, EXAMPLE, ids_masked, replaced
+from worlds import TINY_LLAMA
 
 from equiport.compare.gates_consistency import Consistency, Nudge, alive_gate, consistency_gate
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Verdict
+from equiport.fixtures.weights import WeightKind
+from equiport.reference.model import materialize
 from equiport.stacks.loading import load_adapter
 from equiport.stacks.port_classes import find_port_classes
 from equiport.stages.alive import nudge_all
+from equiport.stages.component_fixtures import drawn_variants, drawn_weights
 from equiport.stages.invariance import check_invariance
 
 _FORWARD = "        attention = self.self_attn("
@@ -58,6 +63,42 @@ def test_shapes_and_state(edit: Callable[[str], str], said: set[str], tiny_model
         "a ragged batch of three", "far positions and many steps", "one row",
     }  # fmt: skip
     assert len(metrics.checks) == 7
+
+
+_LAYER = "NeuronLlamaDecoderLayer(config) for _ in"
+_FIFTH = replaced(
+    (_LAYER, "_skewed(NeuronLlamaDecoderLayer(config), index) for index in"),
+    ("class NeuronLlamaModel(", "def _skewed(layer, index):\n    if index > 3:\n"
+     "        layer.mlp.register_forward_hook(lambda module, args, out: out * 1.01)\n    return layer\n\n\n"
+     "class NeuronLlamaModel("),
+)  # fmt: skip
+_CLAMPED = replaced(("* self.up_proj(hidden_states)", "* self.up_proj(hidden_states).clamp(-20.0, 20.0)"))
+
+
+@pytest.mark.parametrize(
+    "edit,said",
+    [(lambda source: source, set()), (_FIFTH, {"every layer"}), (_CLAMPED, {"loud channels"})],
+    ids=["right", "the fifth layer", "an invented clamp"],
+)
+def test_layers_and_values_that_the_drawn_model_lacks(
+    edit: Callable[[str], str], said: set[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    """The source has six layers, the drawn model four."""
+    source = tmp_path / "source"
+    source.mkdir()
+    config = json.loads((tiny_model / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
+    classes, adapter = find_port_classes(_port(tmp_path, edit)), load_adapter("nxdi")
+    with drawn_weights(None, source, 42) as folder, drawn_variants(None, source, 42) as variants:
+        assert [variant.name for variant in variants] == ["every layer", "loud channels"]
+        metrics, gate = check_invariance(adapter, classes, folder, 42, Thresholds(), variants)
+    assert {reason.subject.split(" path, ")[-1] for reason in gate.reasons} == said, gate.reasons
+    assert gate.verdict is (Verdict.FAIL if said else Verdict.PASS)
+
+
+def test_a_source_of_few_layers_has_no_deeper_variant(tiny_model: Path) -> None:
+    with drawn_variants(None, tiny_model, 42) as variants:
+        assert [variant.name for variant in variants] == ["loud channels"]
 
 
 def test_every_tensor_and_key_of_the_example_is_alive(tiny_model: Path) -> None:
@@ -125,3 +166,17 @@ def test_nothing_run_is_no_pass() -> None:
 def test_consistency_gate(difference: float, own: float, passes: bool) -> None:
     found = consistency_gate([Consistency(check="c", subject="s", difference=difference, own=own)], Thresholds())
     assert (found.verdict is Verdict.PASS) == passes
+
+
+@pytest.mark.parametrize("mask,verdict", [("None", Verdict.PASS), ("self.pad", Verdict.FAIL)])
+def test_a_padding_id_inside_a_prompt_is_a_token(mask: str, verdict: Verdict, tmp_path: Path) -> None:
+    """It lies beyond the tiny vocabulary in the model's config, and is the one that pads there too."""
+    (tmp_path / "source").mkdir()
+    config = {**TINY_LLAMA, "vocab_size": 32000, "eos_token_id": [31998, 2], "pad_token_id": 31999}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    folder = materialize(tmp_path / "source", tmp_path / "model", WeightKind.PERTURBED, 7, tiny=True).folder
+    classes = find_port_classes(_port(tmp_path, ids_masked(mask)))
+    _, gate = check_invariance(load_adapter("nxdi"), classes, folder, 42, Thresholds())
+    assert gate.verdict is verdict, gate.reasons
+    if verdict is Verdict.FAIL:
+        assert "prefill path, a ragged batch of three" in {reason.subject for reason in gate.reasons}

@@ -24,7 +24,7 @@ from equiport.compare.verdict import Verdict
 from equiport.errors import EquiportError
 from equiport.experiment import Experiment
 from equiport.fixtures.folder import read_config
-from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.fixtures.weights import WeightKind
 from equiport.port.fingerprint_reader import fingerprint
 from equiport.port.plan_substitution import placed_blocks
@@ -111,7 +111,8 @@ def _mean(found: list[Comparison]) -> float:
 
 
 def _batch(model: Path) -> TokenBatch:
-    return draw_batch(int(read_config(model)["vocab_size"]), _PROMPTS, _STEPS, 11)
+    config = read_config(model)
+    return draw_batch(int(config["vocab_size"]), _PROMPTS, _STEPS, 11, special_ids(config))
 
 
 @functools.cache

@@ -63,11 +63,11 @@ class Ended(BaseModel):
     unloaded: tuple[str, ...] = ()
 
 
-def batch_of(vocabulary: int) -> Any:
-    """The token batch of the bench: three ragged rows and six decode steps."""
-    from equiport.fixtures.tokens import draw_batch
+def batch_of(config: dict[str, Any]) -> Any:
+    """The token batch of the bench for a config.json: three ragged rows and six decode steps."""
+    from equiport.fixtures.tokens import draw_batch, special_ids
 
-    return draw_batch(vocabulary, PROMPTS, STEPS, SEED)
+    return draw_batch(int(config["vocab_size"]), PROMPTS, STEPS, SEED, special_ids(config))
 
 
 def run_source(job: SourceJob, out: Path) -> Ended:
@@ -94,7 +94,7 @@ def run_source(job: SourceJob, out: Path) -> Ended:
     if not (job.folder / "config.json").is_file():
         source_folder(seen, job.folder, seed=SEED)
     vocabulary = int(seen.tiny["vocab_size"])
-    batch = batch_of(vocabulary)
+    batch = batch_of(seen.tiny)
     reference = load_reference(job.folder, torch.float32)
     rows = zip(batch.rows, batch.prompt_lengths, strict=True)
     logits = torch.stack([sequence_logits(reference, row, length - 1)[: STEPS + 1] for row, length in rows])
@@ -119,7 +119,7 @@ def run_tier(job: TierJob, out: Path) -> Ended:
     adapter = load_adapter(detect_stack(job.port))
     status = adapter.check_environment()
     stamp: dict[str, Any] = {"tier": status.tier.value, "version": status.version}
-    batch = batch_of(int(read_config(job.folder)["vocab_size"]))
+    batch = batch_of(read_config(job.folder))
     found, notes, unloaded, phase = {}, [], [], "making"
     try:
         for name in job.dtypes:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from equiport.compare.gates_consistency import Nudge
 from equiport.errors import EquiportError
 from equiport.fixtures.folder import read_config, tensor_headers, write_folder
-from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.reference.filled_keys import FilledKeys
 from equiport.reference.model import constants, load_reference
 from equiport.stacks.contract import StackAdapter
@@ -90,7 +90,7 @@ def nudge_all(
         EquiportError: a model does not load, or the port does not run.
     """
     config, state = read_config(folder), _state(folder)
-    batch = draw_batch(config["vocab_size"], _PROMPTS, 0, seed)
+    batch = draw_batch(config["vocab_size"], _PROMPTS, 0, seed, special_ids(config))
     source = load_reference(folder, torch.float32)
     theirs, fixed = reference_logits(source, batch)[:, -1], set(constants(source))
     del source

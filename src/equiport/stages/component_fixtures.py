@@ -16,7 +16,8 @@ from equiport.experiment import Experiment
 from equiport.experiment.atomic import read_json, write_json
 from equiport.fixtures.excitation import Excitation, excitation, merged
 from equiport.fixtures.folder import read_config
-from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.tiny_config import tiny_config
+from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import Fixture, load_reference, materialize, real_fixture
 from equiport.stacks.contract import LoadReport, StackAdapter
@@ -196,16 +197,18 @@ def _fixtures(
     experiment: Experiment, weights: Path, kind: WeightKind, seeds: Sequence[int], ragged: bool
 ) -> list[tuple[Fixture, Mapping[int, TokenBatch]]]:
     if kind is WeightKind.REAL:
-        vocabulary = vocabulary_size(weights)
+        vocabulary, special = vocabulary_size(weights), special_ids(read_config(weights))
         batches = {
-            seed: draw_batch(vocabulary, prompts, _DECODE_STEPS, seed) for seed, prompts in _turns(seeds, ragged)
+            seed: draw_batch(vocabulary, prompts, _DECODE_STEPS, seed, special)
+            for seed, prompts in _turns(seeds, ragged)
         }
         return [(real_fixture(weights), batches)]
     pairs: list[tuple[Fixture, Mapping[int, TokenBatch]]] = []
     for seed, prompts in _turns(seeds, ragged):
         target = experiment.root / "fixtures" / f"{kind.value}-{seed}"
         fixture = materialize(weights, target, kind, seed, tiny=True)
-        batch = draw_batch(vocabulary_size(target), prompts, _DECODE_STEPS, seed)
+        special = special_ids(read_config(target))
+        batch = draw_batch(vocabulary_size(target), prompts, _DECODE_STEPS, seed, special)
         pairs.append((fixture, {seed: batch}))
     return pairs
 

@@ -17,7 +17,7 @@ from equiport.compare.reasons import ReasonCode, reason
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.fixtures.folder import read_config
-from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.reference.model import load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.port_classes import PortClasses
@@ -102,7 +102,7 @@ def draw_shapes(folder: Path, seed: int) -> list[ShapeRun]:
     for number, (name, lengths, steps) in enumerate(_SHAPES):
         room = min(longest, _MAX_PLACES) - steps
         fitting = tuple(min(length, room) for length in lengths)
-        batch = draw_batch(vocabulary, fitting, steps, seed + number)
+        batch = draw_batch(vocabulary, fitting, steps, seed + number, special_ids(config))
         shapes.append(ShapeRun(name, batch, batch.max_length))
     first = shapes[0].batch
     row = TokenBatch((first.rows[0],), (first.prompt_lengths[0],), first.decode_steps)

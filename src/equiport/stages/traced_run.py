@@ -25,7 +25,7 @@ from equiport.compare.thresholds import Thresholds
 from equiport.errors import EquiportError
 from equiport.experiment.atomic import write_json
 from equiport.fixtures.folder import has_weights, read_config
-from equiport.fixtures.tokens import TokenBatch, draw_batch
+from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.reference.model import Fixture, real_fixture
 from equiport.stages.component_check import compare_sample
 from equiport.stages.component_fixtures import drawn_fixture, mapping_of
@@ -138,12 +138,13 @@ def _run(context: StageContext, fixture: Fixture, thresholds: Thresholds, long: 
 
     assert context.experiment is not None
     prompts, steps = _LONG if long else _SHORT
-    longest = read_config(fixture.folder).get("max_position_embeddings")
+    config = read_config(fixture.folder)
+    longest = config.get("max_position_embeddings")
     room = longest - steps if isinstance(longest, int) else max(prompts)
     fitting = tuple(max(1, min(length, room)) for length in prompts)
     if not context.stack.ragged_rows:
         fitting = (fitting[0],)
-    batch = draw_batch(vocabulary_size(fixture.folder), fitting, steps, context.options.seed)
+    batch = draw_batch(vocabulary_size(fixture.folder), fitting, steps, context.options.seed, special_ids(config))
     with context.progress.step(f"traced run {fixture.label}"):
         context.stack.init_distributed(context.port.tp_degree)
         traced = trace_components(

@@ -116,7 +116,7 @@ class Guarded:
 def _logits(spec: PortSpec) -> tuple[Any, Any]:
     """fp32 logits of a ragged batch by prefill and decode, and the same again after another batch."""
     from equiport.fixtures.folder import read_config
-    from equiport.fixtures.tokens import draw_batch
+    from equiport.fixtures.tokens import draw_batch, special_ids
     from equiport.stacks.loading import load_adapter
     from equiport.stacks.patches import apply_patches
     from equiport.stacks.port_classes import PortClasses
@@ -127,8 +127,8 @@ def _logits(spec: PortSpec) -> tuple[Any, Any]:
     adapter.init_distributed(1)
     if spec.patches:
         apply_patches(adapter, Path(spec.modeling_file), Path(spec.patches))
-    vocabulary = read_config(Path(spec.weights))["vocab_size"]
-    batch = draw_batch(vocabulary, _PROMPTS, _STEPS, spec.seed)
+    config = read_config(Path(spec.weights))
+    batch = draw_batch(config["vocab_size"], _PROMPTS, _STEPS, spec.seed, special_ids(config))
     length = max(batch.max_length, 64)
     found = port_logits(adapter, classes, Path(spec.weights), ShapeRun("audit", batch, length))
     return [found.decode, found.prefill], [found.again]
