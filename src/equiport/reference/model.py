@@ -127,12 +127,13 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def materialize(
-    source: Path, target: Path, kind: WeightKind, seed: int, *, tiny: bool, square: bool = False
+    source: Path, target: Path, kind: WeightKind, seed: int, *, tiny: bool, square: bool = False, deep: bool = False
 ) -> Fixture:
     """Write a fixture folder with drawn weights, stored under names as in `source` (reference/key_layout.py), else as
     `save_pretrained` does.
 
-    `tiny` shrinks the dimensions first; otherwise the model's own config is used whole.
+    `tiny` shrinks the dimensions first, with `deep` not the number of layers; otherwise the model's own config is used
+    whole.
 
     Raises:
         EquiportError: the architecture is unknown or the config cannot be shrunk.
@@ -141,7 +142,7 @@ def materialize(
 
     raw = read_config(source)
     names = attribute_names(str(raw.get("model_type", "")))
-    shrunk = tiny_config(raw, square=square, aliases=names) if tiny else None
+    shrunk = tiny_config(raw, square=square, aliases=names, deep=deep) if tiny else None
     config = _config_from(shrunk.config if shrunk else raw, source)
     torch.manual_seed(seed)
     with quiet_transformers():

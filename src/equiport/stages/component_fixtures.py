@@ -20,6 +20,7 @@ from equiport.fixtures.tiny_config import tiny_config
 from equiport.fixtures.tokens import TokenBatch, draw_batch, special_ids
 from equiport.fixtures.weights import WeightKind
 from equiport.reference.model import Fixture, load_reference, materialize, real_fixture
+from equiport.reference.names import attribute_names
 from equiport.stacks.contract import LoadReport, StackAdapter
 from equiport.stages.frame import Subject, vocabulary_size
 from equiport.stages.progress import Progress
@@ -60,6 +61,14 @@ class TraceManifest(BaseModel):
     load_findings: list[str]
     notes: list[str]
     batches: list[StoredBatch] = []
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A folder of drawn weights that whole models are run on besides, and what it is called."""
+
+    name: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -162,6 +171,28 @@ def drawn_fixture(experiment: Experiment | None, weights: Path, seed: int) -> It
     with tempfile.TemporaryDirectory(prefix="equiport-fixture-") as work:
         place = (experiment.root / "fixtures" if experiment else Path(work)) / f"perturbed-{seed}"
         yield materialize(weights, place, WeightKind.PERTURBED, seed, tiny=True)
+
+
+@contextmanager
+def drawn_variants(experiment: Experiment | None, weights: Path, seed: int) -> Iterator[list[Variant]]:
+    """Tiny models beside the drawn one: with every layer of the source (where that has more), and with loud channels.
+
+    Raises:
+        EquiportError: the architecture is unknown or its config cannot be shrunk.
+    """
+    with tempfile.TemporaryDirectory(prefix="equiport-fixture-") as work:
+        place = experiment.root / "fixtures" if experiment else Path(work)
+        raw = read_config(weights)
+        names = attribute_names(str(raw.get("model_type", "")))
+        shallow, deep = (tiny_config(raw, aliases=names, deep=deep).config for deep in (False, True))
+        found = []
+        if deep != shallow:
+            folder = place / f"deep-{seed}"
+            materialize(weights, folder, WeightKind.PERTURBED, seed, tiny=True, deep=True)
+            found.append(Variant("every layer", folder))
+        loud = place / f"loud-{seed}"
+        materialize(weights, loud, WeightKind.LOUD, seed, tiny=True)
+        yield [*found, Variant("loud channels", loud)]
 
 
 def component_samples(folder: Path, component: str) -> list[ComponentSample]:

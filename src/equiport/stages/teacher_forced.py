@@ -22,7 +22,7 @@ from equiport.reference.logits import sequence_logits
 from equiport.reference.model import load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.teacher_forcing import decode_logits, prefill_logits
-from equiport.stages.component_fixtures import drawn_weights
+from equiport.stages.component_fixtures import drawn_variants, drawn_weights
 from equiport.stages.frame import Outcome, StageContext, StageOptions, StageSpec, Subject, run_stage
 from equiport.stages.invariance import InvarianceMetrics, check_invariance
 from equiport.stages.logit_plots import plot_logits
@@ -222,8 +222,9 @@ def _add_invariance(outcome: Outcome, context: StageContext, thresholds: Thresho
     with (
         context.progress.step("batch, length and state invariance, fp32, drawn weights"),
         drawn_weights(context.experiment, context.weights_folder(), seed) as folder,
+        drawn_variants(context.experiment, context.weights_folder(), seed) as variants,
     ):
-        found, gate = check_invariance(context.stack, context.port.classes, folder, seed, thresholds)
+        found, gate = check_invariance(context.stack, context.port.classes, folder, seed, thresholds, variants)
     assert isinstance(outcome.metrics, TeacherForcedMetrics)
     outcome.metrics.invariance = found
     outcome.reasons = [*outcome.reasons, *gate.reasons]

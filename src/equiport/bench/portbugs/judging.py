@@ -22,7 +22,14 @@ from equiport.stages.alive import nudge_all
 from equiport.stages.causes import CauseReport, innermost, prove_causes
 from equiport.stages.component_check import compare_sample
 from equiport.stages.component_evidence import FileEvidence
-from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
+from equiport.stages.component_fixtures import (
+    TracePlan,
+    component_samples,
+    drawn_variants,
+    mapping_of,
+    trace_folder,
+    write_trace,
+)
 from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.instances import instance_rows
@@ -84,7 +91,8 @@ def judge_port(
     if not components:
         weights = folder / "fixtures" / f"perturbed-{seeds[0]}"
         alive = alive_gate(nudge_all(adapter, subject.classes, weights, seeds[0]), thresholds)
-        _, shapes = check_invariance(adapter, subject.classes, weights, seeds[0], thresholds)
+        with drawn_variants(experiment, subject.model_path, seeds[0]) as variants:
+            _, shapes = check_invariance(adapter, subject.classes, weights, seeds[0], thresholds, variants)
     causes = prove_causes(experiment, innermost(failing)[:4], instance_rows(records, thresholds), thresholds)
     proven = next((report for report in causes if report.proven), None)
     failed = {
