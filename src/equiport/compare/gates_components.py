@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import exp, inf, isnan, log, nan, sqrt
-from statistics import fmean, median, stdev
+from math import inf, isnan
+from statistics import median
 
 from equiport.compare.comparison import Comparison
 from equiport.compare.gates import (
@@ -19,6 +19,8 @@ from equiport.compare.gates import (
     precision_notes,
     single_gate,
 )
+from equiport.compare.gates_layers import geometric_mean as geometric_mean
+from equiport.compare.gates_layers import layers_verdict, seeds_verdict
 from equiport.compare.reasons import ReasonCode, reason
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict, combine
@@ -35,7 +37,10 @@ def component_gate(comparisons: Sequence[Comparison], thresholds: Thresholds) ->
     - one comparison: its single R < 1.2; one seed of several components: 1.2 as well, INCONCLUSIVE up to the
       per-component limit;
     - else the geometric mean of R over layers and seeds < 1.10 (or as calibrated for the component type) and over each
-      component's seeds < 1.5.
+      component's seeds < 1.5;
+    - no fault of a few layers hides in the mean of all (`R_LAYERS`, from `min_seeds` seeds on): where some layers of a
+      component round as the source does and others do not, the others have the type's limit to themselves, over
+      their seeds and phases; and no layer's mean over its seeds and phases reaches 1.2.
 
     Straddling: when the seeds' own geometric means lie on both sides of 1.10 the verdict is INCONCLUSIVE; from
     `decisive_seeds` on, two standard errors of their mean decide. R below `r_floor` counts as `r_floor`.
@@ -104,6 +109,10 @@ def _means(comparisons: Sequence[Comparison], thresholds: Thresholds) -> GateRes
     verdict, found, figures = _type(list(seeds.values()), thresholds)
     verdicts.append(verdict)
     reasons.extend(found)
+    if Verdict.FAIL not in verdicts:  # what a mean tells already needs no second voice
+        verdict, found = layers_verdict(comparisons, thresholds)
+        verdicts.append(verdict)
+        reasons.extend(found)
     values = [c.r_ratio for c in comparisons]
     figures += (
         Figure("r_median", median(values)),
@@ -133,28 +142,8 @@ def _type(
     pooled = geometric_mean([c.r_ratio for draws in seeds for c in draws], thresholds.r_floor)
     means = [geometric_mean([c.r_ratio for c in draws], thresholds.r_floor) for draws in seeds]
     figures = (Figure("r_geomean", pooled, limit), Figure("seeds", len(seeds), thresholds.min_seeds))
-    below = sum(mean < limit for mean in means)
-    if below == len(means):
-        return Verdict.PASS, [], figures
-    if below == 0:
-        return Verdict.FAIL, [_over(pooled, limit, len(means))], figures
-    if len(means) >= thresholds.decisive_seeds:
-        logs = [log(mean) for mean in means]
-        margin = 2 * stdev(logs) / sqrt(len(logs))
-        if exp(fmean(logs) + margin) < limit and pooled < limit:
-            return Verdict.PASS, [], figures
-        if exp(fmean(logs) - margin) >= limit:
-            return Verdict.FAIL, [_over(pooled, limit, len(means))], figures
-    message = f"{below} of {len(means)} seeds below {limit:g}, pooled {pooled:.3g}: draw more seeds"
-    return Verdict.INCONCLUSIVE, [reason(ReasonCode.SEEDS_STRADDLE, message)], figures
-
-
-def _over(pooled: float, limit: float, seeds: int) -> Reason:
-    return reason(ReasonCode.R_GEOMEAN, f"geometric mean of R over {seeds} seeds = {pooled:.3g} >= {limit:g}")
-
-
-def geometric_mean(values: Sequence[float], floor: float) -> float:
-    """Geometric mean with small values raised to `floor`; NaN for an empty list or a NaN in it."""
-    if not values or any(isnan(value) for value in values):
-        return nan
-    return exp(fmean(log(max(value, floor)) if value != inf else inf for value in values))
+    verdict, message = seeds_verdict(means, pooled, limit, thresholds)
+    if verdict is Verdict.PASS:
+        return verdict, [], figures
+    code = ReasonCode.R_GEOMEAN if verdict is Verdict.FAIL else ReasonCode.SEEDS_STRADDLE
+    return verdict, [reason(code, message)], figures

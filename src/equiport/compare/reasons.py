@@ -35,6 +35,7 @@ class ReasonCode(str, Enum):
     R_SINGLE = "R_SINGLE"  # one draw's R is at or above the documented 1.2
     R_GEOMEAN = "R_GEOMEAN"  # geometric mean over layers and seeds of a component type
     R_COMPONENT = "R_COMPONENT"  # geometric mean over one component's seeds
+    R_LAYERS = "R_LAYERS"  # over some layers of a component, beside others that round as the source does or less
     LINF = "LINF"
     R_SLICE = "R_SLICE"
     SEEDS_STRADDLE = "SEEDS_STRADDLE"  # some seeds below the threshold, some above

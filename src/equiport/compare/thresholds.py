@@ -30,6 +30,7 @@ class Thresholds(BaseModel):
     # in place of r_geomean, by component type; none ships: calibrated ones are not below 1.10 (docs/calibration.md)
     tau_r_by_type: dict[str, _Positive] = Field(default_factory=dict)
     r_component: _Positive = 1.5  # geometric mean of R over one component's seeds <
+    r_layer: _Positive = 1.2  # geometric mean of R over one layer's seeds and phases <
     linf_ratio: _Positive = 50.0  # L∞ ratio <=
     r_slice: _Positive = 100.0  # R of any slice <=
     min_seeds: _Count = 3

@@ -18,11 +18,11 @@ _CLASSES = frozenset({"equiport.compare.Thresholds", "equiport.compare.threshold
 # limits of compare.thresholds.Thresholds: (shipped, True where higher is stricter)
 _LIMITS = {
     "r32_pooled": (1e-3, False), "r32_slice": (2e-3, False), "r_single": (1.2, False), "r_geomean": (1.10, False),
-    "r_component": (1.5, False), "linf_ratio": (50.0, False), "r_slice": (100.0, False), "tau_r": (1.2, False),
-    "p95_ratio": (1.3, False), "delta": (0.01, False), "theta": (0.995, True), "top1": (0.9, True), "bc": (0.99, True),
-    "sigma": (1.0, False), "match_rate": (0.30, True), "min_prompts": (10, True), "min_match_tokens": (32, True),
-    "min_seeds": (3, True), "baseline_noise": (0.5, False), "own_noise": (1.69, False),
-    "stack_linf_ratio": (5.0, False),
+    "r_component": (1.5, False), "r_layer": (1.2, False), "linf_ratio": (50.0, False), "r_slice": (100.0, False),
+    "tau_r": (1.2, False), "p95_ratio": (1.3, False), "delta": (0.01, False), "theta": (0.995, True),
+    "top1": (0.9, True), "bc": (0.99, True), "sigma": (1.0, False), "match_rate": (0.30, True),
+    "min_prompts": (10, True), "min_match_tokens": (32, True), "min_seeds": (3, True), "baseline_noise": (0.5, False),
+    "own_noise": (1.69, False), "stack_linf_ratio": (5.0, False),
 }  # fmt: skip
 _REDUCING = ("max", "mean", "abs", "item", "amax", "sum", "norm", "float")
 _CONSTANTS = {"TOLERANCE_RATIO": (RATIO, False), "TAU_R": (1.2, False), "THETA": (0.995, True), "DELTA": (0.01, False)}
