@@ -22,7 +22,15 @@ from equiport.reference.model import load_reference
 from equiport.stacks.contract import StackAdapter
 from equiport.stacks.port_classes import PortClasses
 from equiport.stages.component_fixtures import Variant
-from equiport.trace.whole import PortLogits, ShapeRun, port_logits, reference_batch, reference_decode, reference_logits
+from equiport.trace.whole import (
+    PortLogits,
+    ShapeRun,
+    port_logits,
+    port_logits_bf16,
+    reference_batch,
+    reference_decode,
+    reference_logits,
+)
 
 # name, prompt lengths, decode steps: odd widths, one row, many steps, positions far out, a full cache
 _SHAPES = (
@@ -31,7 +39,11 @@ _SHAPES = (
     ("far positions and many steps", (250, 37), 40),
 )
 _VARIANT_SHAPE = ((24, 9, 2), 6)
+_FAR = _SHAPES[1][0]
 _ALONE = "one row"
+# R of the far shape in bf16: right ports measure 0.98 to 1.18 (22 families, two seeds), positions in bf16 10 to 12; a
+# router that flips at a near tie moves it further
+_FAR_R, _FAR_R_ROUTED = 2.0, 4.0
 _MAX_PLACES = 320
 
 
@@ -51,9 +63,10 @@ class ShapeFigures(BaseModel):
 
 
 class InvarianceMetrics(BaseModel):
-    """What was run and found."""
+    """What was run and found. `far_r`: R of the port in bf16 on the far shape."""
 
     shapes: list[ShapeFigures]
+    far_r: float
     checks: list[Consistency]
 
 
@@ -70,23 +83,44 @@ def check_invariance(
     Raises:
         EquiportError: a model does not load, or the port does not run.
     """
-    figures, checks = _shapes(adapter, classes, folder, draw_shapes(folder, seed))
+    shapes = draw_shapes(folder, seed)
+    known = _references(folder, shapes)
+    far = next(shape for shape in shapes if shape.name == _FAR)
+    low = port_logits_bf16(adapter, classes, folder, far)
+    far_r = float((low - known[_FAR].exact).norm() / known[_FAR].unit.norm().clamp_min(1e-30))
+    figures, checks = _shapes(adapter, classes, folder, shapes, known)
     for variant in variants:
         config = read_config(variant.folder)
-        batch = draw_batch(config["vocab_size"], *_VARIANT_SHAPE, seed)
-        more, consistent = _shapes(adapter, classes, variant.folder, [ShapeRun(variant.name, batch, batch.max_length)])
+        batch = draw_batch(config["vocab_size"], *_VARIANT_SHAPE, seed, special_ids(config))
+        shape = ShapeRun(variant.name, batch, batch.max_length)
+        more, consistent = _shapes(adapter, classes, variant.folder, [shape], _references(variant.folder, [shape]))
         figures += more
         checks += consistent
-    shaped = [_shape_gate(item, thresholds) for item in figures]
-    return InvarianceMetrics(shapes=figures, checks=checks), join(
-        "invariance", [*shaped, consistency_gate(checks, thresholds)]
-    )
+    gates = [_shape_gate(item, thresholds) for item in figures]
+    gates += [consistency_gate(checks, thresholds), _far_gate(far_r, known[_FAR].own, read_config(folder), thresholds)]
+    return InvarianceMetrics(shapes=figures, far_r=far_r, checks=checks), join("invariance", gates)
+
+
+def _far_gate(far_r: float, own: float, config: Mapping[str, object], thresholds: Thresholds) -> GateResult:
+    """In bf16: positions, masks or tables that lose integers above 256 are right in fp32.
+
+    `own`: how far the source's own logits of a row alone are from those in the batch, in the same unit.
+    """
+    routed = any("experts" in key and isinstance(value, int) and value > 1 for key, value in config.items())
+    limit = max(_FAR_R_ROUTED if routed else _FAR_R, thresholds.consistency_own * own)
+    if far_r < limit:
+        return GateResult("far in bf16", Verdict.PASS)
+    message = f"R = {far_r:.3g} >= {limit:g} in bf16, where fp32 may agree: are positions or masks held in bf16?"
+    return GateResult("far in bf16", Verdict.FAIL, (reason(ReasonCode.SHAPE_FAULT, message, f"bf16, {_FAR}"),))
 
 
 def _shapes(
-    adapter: StackAdapter, classes: PortClasses, folder: Path, shapes: Sequence[ShapeRun]
+    adapter: StackAdapter,
+    classes: PortClasses,
+    folder: Path,
+    shapes: Sequence[ShapeRun],
+    known: Mapping[str, _Said],
 ) -> tuple[list[ShapeFigures], list[Consistency]]:
-    known = _references(folder, shapes)
     ported = {shape.name: port_logits(adapter, classes, folder, shape) for shape in shapes}
     figures: list[ShapeFigures] = []
     checks: list[Consistency] = []
@@ -114,6 +148,11 @@ class _Said:
     unit: Tensor
     stepwise: Tensor
     batched: Tensor
+
+    @property
+    def own(self) -> float:
+        """How far `batched` is from them, in units of `unit`."""
+        return float(self.batched.norm() / self.unit.norm().clamp_min(1e-30))
 
 
 def draw_shapes(folder: Path, seed: int) -> list[ShapeRun]:

@@ -40,19 +40,26 @@ class PortLogits:
     prefill: Tensor
 
 
-def make_model(adapter: StackAdapter, classes: PortClasses, folder: Path, batch_size: int, seq_len: int) -> nn.Module:
-    """The port's causal-LM in fp32 with the folder's weights."""
+def make_model(
+    adapter: StackAdapter,
+    classes: PortClasses,
+    folder: Path,
+    batch_size: int,
+    seq_len: int,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """The port's causal-LM in this dtype with the folder's weights."""
     adapter.init_distributed(1)
     model = adapter.create_model(
         classes.modeling_file,
         classes.causal or classes.inner,
         classes.config,
         folder,
-        dtype=torch.float32,
+        dtype=dtype,
         batch_size=batch_size,
         seq_len=seq_len,
     )
-    adapter.load_weights(model, folder, torch.float32)
+    adapter.load_weights(model, folder, dtype)
     return model
 
 
@@ -69,6 +76,13 @@ def port_logits(adapter: StackAdapter, classes: PortClasses, folder: Path, shape
     again = run(batch.rows)
     whole = prefill_logits(adapter, model, batch.rows, [len(row) for row in batch.rows])
     return PortLogits(first, again, whole)
+
+
+def port_logits_bf16(adapter: StackAdapter, classes: PortClasses, folder: Path, shape: ShapeRun) -> Tensor:
+    """[B, steps + 1, V] float32 of the port in bf16: prefill and decode, once."""
+    batch = shape.batch
+    model = make_model(adapter, classes, folder, batch.batch_size, shape.seq_len, torch.bfloat16)
+    return decode_logits(adapter, model, batch.rows, batch.prompt_lengths, batch.decode_steps + 1).float()
 
 
 def reference_logits(model: nn.Module, batch: TokenBatch) -> Tensor:
