@@ -57,13 +57,32 @@ class AliasLlama(LlamaForCausalLM):
     config_class = AliasConfig
 
 
+class FarConfig(LlamaConfig):
+    """Louder tokens from position far_floor on; max_length and far_width move nothing."""
+
+    model_type = "llama_far"
+
+    def __init__(self, far_floor: int = 8192, far_width: int = 4096, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.far_floor, self.far_width = far_floor, far_width
+
+
+class FarLlama(LlamaForCausalLM):
+    config_class = FarConfig
+
+    def forward(self, input_ids: torch.Tensor, **kwargs: Any) -> Any:
+        embedded = self.model.embed_tokens(input_ids)
+        far = torch.arange(embedded.shape[1]) >= self.config.far_floor
+        return super().forward(inputs_embeds=torch.where(far[:, None], 3 * embedded, embedded), **kwargs)
+
+
 _KEYS = {"llama_norm_base": "norm_base", "llama_norm_alias": "norm_epsilon"}
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By type: a fixture folder whose config.json has the key, and what saving adds."""
-    for config, model in ((FilledConfig, FilledLlama), (AliasConfig, AliasLlama)):
+    for config, model in ((FilledConfig, FilledLlama), (AliasConfig, AliasLlama), (FarConfig, FarLlama)):
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModelForCausalLM.register(config, model, exist_ok=True)
     torch.set_num_threads(1)
@@ -128,3 +147,49 @@ def test_a_folder_that_has_both_is_judged_alike(
     gate = alive_gate(_nudged(kind, sources[kind], tmp_path, edit, own=False), Thresholds())
     assert gate.verdict is (Verdict.FAIL if deaf else Verdict.PASS)
     assert {reason.subject for reason in gate.reasons} == ({"norm_base"} if deaf else set())
+
+
+_FAR = (
+    ("        self.embed_tokens = ParallelEmbedding(", "        self.embed_tokens = FarEmbedding("),
+    (
+        "        self.layers = nn.ModuleList(",
+        "        self.embed_tokens.floor = {floor}\n        self.layers = nn.ModuleList(",
+    ),
+    (
+        "class NeuronLlamaModel(NeuronBaseModel):",
+        "class FarEmbedding(ParallelEmbedding):\n"
+        "    def forward(self, ids):\n        embedded = super().forward(ids)\n"
+        "        far = torch.arange(embedded.shape[1]) >= self.floor\n"
+        "        return torch.where(far[:, None], 3 * embedded, embedded)\n\n\n"
+        "class NeuronLlamaModel(NeuronBaseModel):",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "own,read,said",
+    [
+        (8192, "config.far_floor", "blind"),
+        (8192, "8192", "unread"),
+        (8, "config.far_floor", ""),
+        (8, "8", "unread"),
+    ],
+)
+def test_a_limit_that_no_prompt_reaches(
+    own: int, read: str, said: str, sources: dict[str, Path], tmp_path: Path
+) -> None:
+    """It is named where the port reads it, and a port that does not read it fails, as with a limit in reach."""
+    (tmp_path / "source").mkdir()
+    values = {**TINY_LLAMA, "num_hidden_layers": 1, "model_type": "llama_far", "far_floor": own, "far_width": 4096}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(values))
+    folder = materialize(tmp_path / "source", tmp_path / "model", WeightKind.PERTURBED, 3, tiny=False).folder
+    file = tmp_path / "modeling_llama_nxdi.py"
+    file.write_text(replaced(*((old, new.replace("{floor}", read)) for old, new in _FAR))(EXAMPLE.read_text()))
+    nudges = nudge_all(load_adapter("nxdi"), find_port_classes(file), folder, 42, published=values)
+    gate = alive_gate(nudges, Thresholds())
+    assert not {"far_width", "max_position_embeddings"} & {nudge.name for nudge in nudges}
+    assert [nudge.limit for nudge in nudges if nudge.name == "far_floor"] == [own if own == 8192 else None]
+    blind = {spot.subject: spot.message for spot in gate.blind_spots}
+    assert ("far_floor" in blind) == (said == "blind") and (said != "blind" or "= 8192" in blind["far_floor"]), blind
+    assert gate.verdict is (Verdict.FAIL if said == "unread" else Verdict.PASS), gate.reasons
+    assert {reason.subject for reason in gate.reasons} == ({"far_floor"} if said == "unread" else set())

@@ -16,7 +16,8 @@ class Nudge(BaseModel):
     """What a nudge of one tensor or config key did to the fp32 logits: relative changes; None: did not run.
 
     `filled`: keys that the source's config class fills from this one, absent from config.json when it was nudged;
-    `target_filled`: the port's change when they stand there with their new values.
+    `target_filled`: the port's change when they stand there with their new values. `limit`: the key's own value, of a
+    `config limit`: one that moves nothing there, and was nudged to where the prompts reach it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -28,6 +29,7 @@ class Nudge(BaseModel):
     note: str = ""
     filled: tuple[str, ...] = ()
     target_filled: float | None = None
+    limit: int | None = None
 
 
 class Consistency(BaseModel):
@@ -49,6 +51,8 @@ def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
 
     A `config switch` that moves the source alone is a blind spot: a port may be made for one of its values.
 
+    A `config limit` that moves both is a blind spot: at its own value no prompt reaches it.
+
     A config key that moves the port alone is a note: another key may hold the same value for the reference. What moves
     neither is a blind spot. An empty list is NOT RUN. A port that refuses a changed config reads it.
     """
@@ -60,11 +64,16 @@ def alive_gate(nudges: Sequence[Nudge], thresholds: Thresholds) -> GateResult:
     limit = thresholds.alive
     for nudge in nudges:
         moves = nudge.reference > limit
+        if nudge.limit is not None and moves and (nudge.target is None or nudge.target > limit):
+            message = f"no prompt here reaches {nudge.name} = {nudge.limit}: it is read, not compared where it acts"
+            blind.append(reason(ReasonCode.NOT_EXCITED, message, nudge.name))
         if nudge.target is None:
             notes.append(reason(ReasonCode.ALIVE_REFUSED, nudge.note or "was refused by the port", nudge.name))
             continue
         ours = nudge.target > limit
         changes = f"changes {nudge.reference:.2g} (source) and {nudge.target:.2g} (port)"
+        if nudge.limit is not None:
+            changes += f"; its own value, {nudge.limit}, is beyond every prompt here"
         if not ours and nudge.target_filled is not None and nudge.target_filled > limit:
             keys = ", ".join(nudge.filled)
             changes += (

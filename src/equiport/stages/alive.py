@@ -34,6 +34,11 @@ _NEVER = {
     "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "initializer_range", "attention_dropout", "auto_map",
     "tie_word_embeddings", "max_position_embeddings", "original_max_position_embeddings", "rope_type", "type",
 }  # fmt: skip
+# counts of positions: how many there may be, not where something changes
+_POSITIONS = {"n_positions", "n_ctx", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length",
+              "context_length", "max_length"}  # fmt: skip
+# a limit of so many tokens or more is out of the prompts' reach; nudged to what is well within it
+_FAR, _WITHIN = 32, 8
 _ACTIVATIONS = ("silu", "gelu", "relu", "gelu_pytorch_tanh")
 
 
@@ -81,7 +86,8 @@ def nudge_all(
 ) -> list[Nudge]:
     """Nudge each stored tensor and each config key of a tiny model; fp32 logits of both sides, by prefill.
 
-    A key is tried on the port only where it moves the source: the others are no business of the logits. It is changed
+    A key is tried on the port only where it moves the source: the others are no business of the logits. One that does
+    not when it grows, and does when it is made small, is a limit beyond the prompts. A key is changed
     in config.json, as a user would, with what the config class fills from it left out, and the port is made by its own
     route. `published`: keys of the source's own config.json, where the folder's has more. Constants that
     are stored with the weights are left alone: training does not move them, and ports have them in their code.
@@ -118,7 +124,7 @@ def nudge_all(
         filled = FilledKeys(config, published)
         for change in _changes(config):
             on_step(change.name)
-            nudge = _key(sides, change, filled)
+            nudge = _key(sides, change, filled) or _limit(sides, change.name, filled)
             if nudge is not None:
                 found.append(nudge)
     return found
@@ -143,6 +149,28 @@ def _key(sides: _Sides, change: _Change, filled: FilledKeys) -> Nudge | None:
         note = f"refuses the changed config: {(str(error).splitlines() or [''])[0][:160]}"
         nudge = nudge.model_copy(update={"note": note})
     return _with_filled(sides, change, stale, nudge) if stale else nudge
+
+
+def _limit(sides: _Sides, name: str, filled: FilledKeys) -> Nudge | None:
+    """A key that does not move the source when it grows may be a limit that no prompt reaches: then a small one does.
+
+    None where it is no limit: neither moves the source.
+    """
+    value, lowered = _first(sides.config, name), copy.deepcopy(sides.config)
+    if name in _POSITIONS or name.endswith(("_id", "_ids", "_index")) or not _lower(lowered, name):
+        return None
+    nudge = _key(sides, _Change(name, lowered, "config limit"), filled)
+    return nudge and nudge.model_copy(update={"limit": value})
+
+
+def _lower(config: dict[str, Any], name: str) -> bool:
+    found = False
+    for key, value in config.items():
+        if isinstance(value, dict):
+            found = _lower(value, name) or found
+        elif key == name and isinstance(value, int) and value >= _FAR:
+            config[key], found = _WITHIN, True
+    return found
 
 
 def _with_filled(sides: _Sides, change: _Change, stale: dict[str, Any], nudge: Nudge) -> Nudge:
