@@ -191,7 +191,29 @@ def _mlp_scaled(undone: str) -> Callable[[str], str]:
     )
 
 
+def _mlp_padded(down: str) -> Callable[[str], str]:
+    """The MLP's inner width in whole tiles of 64; `down`: what the padding of down_proj's weight is, before and after,
+    is given to `pad`. The channels added to gate and up are ones."""
+    return replaced(
+        (
+            "hidden, intermediate = config.hidden_size, config.intermediate_size",
+            "hidden, intermediate = config.hidden_size, -(-config.intermediate_size // 64) * 64",
+        ),
+        (
+            "        ranks = torch.arange",
+            f"""        more, pad = -config.intermediate_size % 64, torch.nn.functional.pad
+        for name in list(converted):
+            if ".gate_proj." in name or ".up_proj." in name:
+                converted[name] = pad(converted[name], (0, 0, 0, more), value=1.0)
+            elif ".down_proj." in name:
+                converted[name] = {down}
+        ranks = torch.arange""",
+        ),
+    )
+
+
 CORRECT = (
+    PortEdit("MLP padded to whole tiles", _mlp_padded("pad(converted[name], (0, more))")),
     PortEdit("unchanged", lambda source: source),
     PortEdit("sdpa in prefill", _in_attention(_SDPA)),
     PortEdit("fused norm", replaced((_NORM_LINE, "norm = OwnNorm"), ("def make_rmsnorm", _OWN_NORM))),
@@ -202,6 +224,8 @@ CORRECT = (
 )
 
 BROKEN = (
+    PortEdit("MLP padded, and it counts", _mlp_padded("pad(converted[name], (0, more), value=1e-3)"), 2, "mlp"),
+    PortEdit("MLP padded on the wrong side", _mlp_padded("pad(converted[name], (more, 0))"), 2, "mlp"),
     PortEdit(
         "embedding scaled, and the scale not undone",
         _embedding_scaled("1.0"),

@@ -12,8 +12,9 @@ import torch
 from broken_ports import BROKEN, CORRECT, EXAMPLE, LOW_NORM_ON_CPU, LOW_NORM_ON_CPU_WRONG_EPS, PortEdit
 
 from equiport.compare.gates import judge
-from equiport.compare.reasons import UNDECIDED
-from equiport.compare.records import make_record
+from equiport.compare.reasons import UNDECIDED, reason
+from equiport.compare.records import Record, make_record
+from equiport.compare.streams import ComparisonError
 from equiport.compare.thresholds import Thresholds
 from equiport.compare.verdict import Reason, Verdict
 from equiport.experiment import Experiment, StageResult
@@ -24,15 +25,16 @@ from equiport.stacks.port_classes import find_port_classes
 from equiport.stages import stage0
 from equiport.stages.boundaries import settle_boundaries
 from equiport.stages.causes import innermost, prove_causes
-from equiport.stages.component_check import compare_sample
+from equiport.stages.component_check import compare_sample, labels_of
 from equiport.stages.component_evidence import FileEvidence
 from equiport.stages.component_fixtures import TracePlan, component_samples, mapping_of, trace_folder, write_trace
-from equiport.stages.component_rows import component_rows, not_called_reasons, row_reasons
+from equiport.stages.component_rows import component_rows, evidence_reasons, not_called_reasons, row_reasons
 from equiport.stages.device_classes import device_classes, settle_device_classes
 from equiport.stages.frame import StageOptions, Subject
 from equiport.stages.instances import InstanceRow, instance_rows
 from equiport.stages.progress import Progress
 from equiport.stages.teacher_forced import TeacherForcedOptions, run_stage5, run_stage6
+from equiport.trace.sample import ComponentSample
 
 SQUARE_LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 96, "intermediate_size": 160,
@@ -97,19 +99,34 @@ def compared(
 ) -> tuple[list[Reason], list[InstanceRow]]:
     """The component comparisons of an experiment, in this process: what fails, and the figures layer by layer."""
     manifest = write_trace(experiment, subject, load_adapter("nxdi"), model, plan, Progress(quiet=True))
-    found = [
-        compare_sample(sample)
-        for entry in mapping_of(experiment).tested
-        if entry.name not in manifest.untestable
-        for sample in component_samples(trace_folder(experiment), entry.name)
-    ]
     thresholds = Thresholds()
-    records = [make_record(item.name, comparison=item, result=judge(item, thresholds, 100.0)) for item in found]
+    records: list[Record] = []
+    for entry in mapping_of(experiment).tested:
+        if entry.name not in manifest.untestable:
+            records += _records(component_samples(trace_folder(experiment), entry.name), thresholds)
     instances = instance_rows(records, thresholds)
-    rows = component_rows([FileEvidence("test.py", tuple(records), 1, (), "")], thresholds)
+    refused = [
+        Reason("COMPARISON_REFUSED", item.reasons[0].message, item.name) for item in records if not item.comparison
+    ]
+    evidence = [FileEvidence("test.py", tuple(records), 1, tuple(refused), "")]
+    rows = component_rows(evidence, thresholds)
     rows = settle_boundaries(rows, instances, mapping_of(experiment))
     rows = settle_device_classes(rows, instances, device_classes(experiment, mapping_of(experiment)), thresholds)
-    return [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows)], instances
+    reasons = [*not_called_reasons(rows, manifest.not_called), *row_reasons(rows), *evidence_reasons(evidence, rows)]
+    return reasons, instances
+
+
+def _records(samples: Sequence[ComponentSample], thresholds: Thresholds) -> list[Record]:
+    """As a generated test leaves them: it ends with the first comparison that is refused."""
+    records = []
+    for sample in samples:
+        try:
+            found = compare_sample(sample)
+        except ComparisonError as error:
+            said = reason(error.code, error.what, sample.name)
+            return [make_record(sample.name, reasons=(said,), labels=labels_of(sample))]
+        records.append(make_record(found.name, comparison=found, result=judge(found, thresholds, 100.0)))
+    return records
 
 
 def _declare_split(experiment: Experiment, degree: int) -> None:

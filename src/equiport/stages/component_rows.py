@@ -93,17 +93,29 @@ def _refused_row(component: str, kind: str, fixture: str, records: Sequence[Reco
 
 
 def evidence_reasons(evidence: Iterable[FileEvidence], rows: Sequence[ComponentRow]) -> list[Reason]:
-    """What forbids to believe a test file. A failed test whose components have failing rows already is left out."""
+    """What forbids to believe a test file. A failed test whose components have failing rows already is left out, and
+    so are shapes that differ where what is around the component proves it right."""
     explained = {row.component for row in rows if row.verdict is not Verdict.PASS or row.boundary}
+    settled = {row.component for row in rows if row.boundary}
+    settled -= {row.component for row in rows if row.verdict is not Verdict.PASS}
     found = []
     for item in evidence:
+        padded = {record.name for record in item.records if record.labels.component in settled and _shaped(record)}
         for reason in item.reasons:
             test = reason.subject.split("::", 1)[-1]
             spoken = {r.labels.component for r in item.records if r.test.split("::", 1)[-1] == test}
             if reason.code == "TEST_FAILED" and spoken & explained:
                 continue
+            if reason.code == "COMPARISON_REFUSED" and reason.subject in padded:
+                continue
             found.append(reason)
     return found
+
+
+def _shaped(record: Record) -> bool:
+    """Refused for its shape and for nothing else."""
+    codes = {reason.code for reason in record.reasons}
+    return record.comparison is None and codes == {ReasonCode.SHAPE_MISMATCH.value}
 
 
 def _row(
