@@ -104,6 +104,7 @@ def test_several_models_are_a_question_that_model_settles(tmp_path: Path) -> Non
         found = inspect_port(port, model=model)
         assert (found.model_type, found.hf_class) == ("glm", "GlmForCausalLM")
         assert found.tiny is not None and found.tiny["num_hidden_layers"] == 4
+        assert any("4 layers of 9" in note for note in found.notes)
         assert not any("default" in note for note in found.notes)
 
 

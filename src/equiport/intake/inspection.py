@@ -162,7 +162,13 @@ def _tiny(
         shrunk = tiny_config({**config, "model_type": model_type}, aliases=attribute_names(model_type))
     except EquiportError as fault:
         return None, [], f"no tiny config: {fault.line()}"
-    return {**shrunk.config, "architectures": [hf_class]}, list(shrunk.notes), None
+    notes = list(shrunk.notes)
+    layers = attribute_names(model_type).get("num_hidden_layers", "num_hidden_layers")
+    if config.get(layers) != shrunk.config.get(layers):
+        notes.append(
+            f"{shrunk.config.get(layers)} layers of {config.get(layers)}: a folder with weights runs them all, too"
+        )
+    return {**shrunk.config, "architectures": [hf_class]}, notes, None
 
 
 def _obstacle(
