@@ -213,7 +213,6 @@ def _mlp_padded(down: str) -> Callable[[str], str]:
 
 
 CORRECT = (
-    PortEdit("MLP padded to whole tiles", _mlp_padded("pad(converted[name], (0, more))")),
     PortEdit("unchanged", lambda source: source),
     PortEdit("sdpa in prefill", _in_attention(_SDPA)),
     PortEdit("fused norm", replaced((_NORM_LINE, "norm = OwnNorm"), ("def make_rmsnorm", _OWN_NORM))),
@@ -221,6 +220,7 @@ CORRECT = (
     PortEdit("embedding scaled, and the scale undone", _embedding_scaled("0.25")),
     PortEdit("MLP doubled, and halved where it is added", _mlp_scaled("0.5")),
     PortEdit("reduction split in 4", replaced(("        return self.down_proj(gated)", _SPLIT_DOWN)), split=4),
+    PortEdit("MLP padded to whole tiles", _mlp_padded("pad(converted[name], (0, more))")),
 )
 
 BROKEN = (
